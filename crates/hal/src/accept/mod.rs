@@ -1,0 +1,1 @@
+//! Acceptance suites, one per contract.

@@ -1,0 +1,148 @@
+use std::time::Duration;
+
+use thiserror::Error;
+use vrampager_addr::{Size, Va};
+
+use crate::{ChannelId, DeviceId, Heap};
+
+/// What a contract method could not do, for reasons its caller could not foresee.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum HalError {
+    /// A heap cannot hold the object.
+    #[error("{heap} heap has {} free, {} needed", Size(*free), Size(*needed))]
+    OutOfMemory {
+        /// Where.
+        heap: Heap,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes free in total, contiguous or not.
+        free: u64,
+    },
+    /// The CPU-visible aperture has no window of that size left.
+    #[error("aperture of {} has {} free, {} needed", Size(*size), Size(*free), Size(*needed))]
+    OutOfAperture {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes in all.
+        size: u64,
+    },
+    /// The channel's ring has no room; entries leave as the engine proceeds.
+    #[error("{channel:?} is full with {capacity} entries")]
+    QueueFull {
+        /// Which.
+        channel: ChannelId,
+        /// Entries it holds.
+        capacity: u32,
+    },
+    /// The deadline passed first. The operation waited for goes on.
+    #[error("not finished after {waited:?}")]
+    Timeout {
+        /// Time waited.
+        waited: Duration,
+    },
+    /// The channel stopped at a fault: nothing behind the faulting operation has run or will.
+    #[error("channel stopped: {0}")]
+    Fault(Fault),
+    /// The device is gone; nothing but [`Release`](crate::Release) works any more.
+    #[error("device lost: {0}")]
+    DeviceLost(DeviceLossCause),
+    /// There is no such device.
+    #[error("no device {}", .0.0)]
+    NoDevice(DeviceId),
+    /// Someone else has it open.
+    #[error("device {} is already open", .0.0)]
+    Busy(DeviceId),
+    /// The driver refused, by system call or by the status in its answer (mission row A5).
+    #[error("{stage} failed with {status_name} ({status:#x})")]
+    Driver {
+        /// The step that failed, such as `gpu map`.
+        stage: &'static str,
+        /// The driver's number.
+        status: u32,
+        /// The driver's name for it.
+        status_name: &'static str,
+    },
+    /// This back end cannot do it, ever.
+    #[error("{0} is not supported by this device")]
+    Unsupported(&'static str),
+}
+
+/// The small stable set that callers branch on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum HalErrorKind {
+    /// Memory or aperture is exhausted; release something and retry.
+    OutOfMemory,
+    /// Retry after the engine or another owner has moved on.
+    Busy,
+    /// The channel has to be replaced.
+    Fault,
+    /// The device has to be reopened.
+    DeviceLost,
+    /// The driver refused for another reason.
+    Driver,
+    /// Not available here.
+    Unsupported,
+}
+
+impl HalError {
+    /// The error's class.
+    #[must_use]
+    pub fn kind(&self) -> HalErrorKind {
+        match self {
+            Self::OutOfMemory { .. } | Self::OutOfAperture { .. } => HalErrorKind::OutOfMemory,
+            Self::QueueFull { .. } | Self::Timeout { .. } | Self::Busy(_) => HalErrorKind::Busy,
+            Self::Fault(_) => HalErrorKind::Fault,
+            Self::DeviceLost(_) => HalErrorKind::DeviceLost,
+            Self::Driver { .. } | Self::NoDevice(_) => HalErrorKind::Driver,
+            Self::Unsupported(_) => HalErrorKind::Unsupported,
+        }
+    }
+}
+
+/// Why a channel stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("{kind} on {channel:?} at {va}, access {access}")]
+pub struct Fault {
+    /// The channel that stopped.
+    pub channel: ChannelId,
+    /// What happened.
+    pub kind: FaultKind,
+    /// First address that could not be accessed.
+    pub va: Va,
+    /// Direction.
+    pub access: crate::Access,
+}
+
+/// Kinds of [`Fault`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// No page table entry.
+    #[error("unmapped access")]
+    Unmapped,
+    /// The page is mapped read-only.
+    #[error("write to a read-only mapping")]
+    ReadOnly,
+    /// The copy engine gave up part-way; the bytes before the address have been copied.
+    #[error("copy error")]
+    CopyEngine,
+}
+
+/// Why a device was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceLossCause {
+    /// Removed, or reset by its driver.
+    #[error("removed")]
+    Removed,
+    /// It no longer makes progress.
+    #[error("hung")]
+    Hung,
+    /// Copies kept faulting after the channel had been replaced.
+    #[error("repeated faults")]
+    RepeatedFaults,
+}

@@ -1,0 +1,164 @@
+//! CPU views of device and host memory.
+//!
+//! Memory that a device writes is never a Rust slice: no reference to it may exist, because its
+//! content can change between two reads. [`CpuMapping`] therefore only copies in and out.
+#![expect(
+    unsafe_code,
+    reason = "raw memory shared with a device; see the SAFETY comments"
+)]
+
+use std::ptr::NonNull;
+
+use crate::CpuMapId;
+
+/// A bounds-checked view of mapped memory.
+///
+/// Clones view the same bytes. A mapping stays valid until
+/// [`Release::unmap_cpu`](crate::Release::unmap_cpu); whoever calls that owns all clones.
+#[derive(Clone, Debug)]
+pub struct CpuMapping {
+    id: CpuMapId,
+    base: NonNull<u8>,
+    len: u64,
+}
+
+// SAFETY: the view owns nothing thread-bound; every access is a bounds-checked raw copy, and the
+// memory behind it is shared with another agent (the device) in any case.
+unsafe impl Send for CpuMapping {}
+// SAFETY: as for `Send`; concurrent copies are the caller's business exactly as with the device.
+unsafe impl Sync for CpuMapping {}
+
+impl CpuMapping {
+    /// Wraps a mapping that a back end has just made.
+    ///
+    /// # Safety
+    /// `base..base + len` is readable and writable memory that no Rust reference points into, and
+    /// stays so until the back end's `unmap_cpu(id)` is called.
+    #[must_use]
+    pub const unsafe fn new(id: CpuMapId, base: NonNull<u8>, len: u64) -> Self {
+        Self { id, base, len }
+    }
+
+    /// The id to release it by.
+    #[must_use]
+    pub const fn id(&self) -> CpuMapId {
+        self.id
+    }
+
+    /// Bytes in view.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether nothing is in view.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A view of `len` bytes from `offset` on, with the same id.
+    ///
+    /// # Panics
+    /// When the part is not inside the view.
+    #[must_use]
+    pub fn slice(&self, offset: u64, len: u64) -> Self {
+        let base = self.at(offset, len);
+        Self {
+            id: self.id,
+            base,
+            len,
+        }
+    }
+
+    /// Copies from the mapping at `offset` into `dst`.
+    ///
+    /// # Panics
+    /// When the range is not inside the view.
+    pub fn read(&self, offset: u64, dst: &mut [u8]) {
+        let src = self.at(offset, dst.len() as u64);
+        // SAFETY: `at` has checked `dst.len()` bytes from `src`; `dst` is a Rust slice and so
+        // disjoint from the mapping, into which no reference exists.
+        unsafe {
+            src.as_ptr()
+                .copy_to_nonoverlapping(dst.as_mut_ptr(), dst.len())
+        }
+    }
+
+    /// Copies `src` into the mapping at `offset`.
+    ///
+    /// # Panics
+    /// When the range is not inside the view.
+    pub fn write(&self, offset: u64, src: &[u8]) {
+        let dst = self.at(offset, src.len() as u64);
+        // SAFETY: as for `read`, with the roles swapped.
+        unsafe {
+            dst.as_ptr()
+                .copy_from_nonoverlapping(src.as_ptr(), src.len())
+        }
+    }
+
+    /// Writes one byte value over a range.
+    ///
+    /// # Panics
+    /// When the range is not inside the view.
+    pub fn fill(&self, offset: u64, len: u64, byte: u8) {
+        let dst = self.at(offset, len);
+        let len = usize::try_from(len).expect("a mapped length fits in usize");
+        // SAFETY: `at` has checked `len` bytes from `dst`.
+        unsafe { dst.as_ptr().write_bytes(byte, len) }
+    }
+
+    /// Address of a checked range, for system calls that fill or drain memory directly.
+    ///
+    /// # Panics
+    /// When the range is not inside the view.
+    #[must_use]
+    pub fn at(&self, offset: u64, len: u64) -> NonNull<u8> {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{offset}+{len} leaves {}",
+            self.len
+        );
+        let offset = usize::try_from(offset).expect("a mapped offset fits in usize");
+        // SAFETY: `offset` is at most `self.len`, and the whole view is one allocation (`new`).
+        unsafe { self.base.add(offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn over(memory: &mut [u8]) -> CpuMapping {
+        let base = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the tests touch `memory` again only after the mapping's last use.
+        unsafe { CpuMapping::new(CpuMapId(1), base, memory.len() as u64) }
+    }
+
+    #[test]
+    fn bytes_written_are_the_bytes_read() {
+        let mut memory = [0_u8; 32];
+        let map = over(&mut memory);
+        map.write(4, b"abcd");
+        map.fill(8, 2, b'z');
+        let mut back = [0; 8];
+        map.slice(3, 8).read(0, &mut back);
+        assert_eq!(&back, b"\0abcdzz\0");
+    }
+
+    #[test]
+    #[should_panic(expected = "leaves")]
+    fn a_read_past_the_end_is_refused() {
+        let mut memory = [0_u8; 8];
+        over(&mut memory).read(7, &mut [0; 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "leaves")]
+    fn an_offset_that_wraps_is_refused() {
+        let mut memory = [0_u8; 8];
+        over(&mut memory).fill(u64::MAX, 2, 0);
+    }
+}
