@@ -1,0 +1,112 @@
+//! Where unsafe code may stand, and that each such module says why it does.
+
+use super::super::scrub::has_word;
+use super::super::tree::{Package, Role};
+use super::super::{Finding, Tree};
+use super::numbered;
+
+const RULE: &str = "unsafe";
+
+/// Files and folders that may hold unsafe code.
+const ALLOWED: [&str; 5] = [
+    "crates/hal/src/mapping.rs",
+    "crates/sim/",
+    "crates/vrampager/",
+    "crates/nv/",
+    "crates/nv-shim/",
+];
+
+pub(in super::super) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = tree
+        .rust()
+        .filter_map(|(path, file)| {
+            let (line, _) = numbered(&file.code).find(|(_, code)| has_word(code, "unsafe"))?;
+            let message = fault(path, &file.code)?;
+            Some(Finding {
+                path: path.to_owned(),
+                line,
+                rule: RULE,
+                message: message.into(),
+            })
+        })
+        .collect();
+    findings.extend(
+        tree.packages
+            .iter()
+            .flat_map(|package| roots_without_forbid(tree, package)),
+    );
+    findings
+}
+
+fn fault(path: &str, code: &str) -> Option<&'static str> {
+    if !ALLOWED.iter().any(|allowed| path.starts_with(allowed)) {
+        return Some("unsafe code is not allowed here");
+    }
+    let squeezed: String = code.split_whitespace().collect();
+    (!squeezed.contains("#![expect(unsafe_code,reason=")).then_some(
+        "the module does not say why: #![expect(unsafe_code, reason = \"...\")] at its top",
+    )
+}
+
+/// A crate that may not hold unsafe code says so to the compiler.
+fn roots_without_forbid(tree: &Tree, package: &Package) -> Vec<Finding> {
+    if ALLOWED
+        .iter()
+        .any(|allowed| allowed.starts_with(&format!("{}/", package.folder)))
+    {
+        return Vec::new();
+    }
+    package
+        .targets
+        .iter()
+        .filter(|target| target.role != Role::Other)
+        .filter(|target| {
+            let code = tree.files.get(&target.path).map_or("", |file| &file.code);
+            !code.contains("#![forbid(unsafe_code)]")
+        })
+        .map(|target| Finding {
+            path: target.path.clone(),
+            line: 0,
+            rule: RULE,
+            message: "the crate does not say #![forbid(unsafe_code)]".into(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITH_REASON: &str = "#![expect(\n    unsafe_code,\n    reason = \"x\"\n)]\nunsafe {}\n";
+
+    fn findings_for(path: &str, text: &str) -> usize {
+        check(&Tree::of(&[(path, text)])).len()
+    }
+
+    #[test]
+    fn unsafe_code_outside_the_allowed_places_is_reported() {
+        assert_eq!(findings_for("crates/core/src/bo.rs", WITH_REASON), 1);
+        assert_eq!(findings_for("crates/hal/src/memory.rs", WITH_REASON), 1);
+        assert_eq!(findings_for("crates/hal/src/mapping.rs", WITH_REASON), 0);
+        assert_eq!(findings_for("crates/sim/src/memory.rs", WITH_REASON), 0);
+    }
+
+    #[test]
+    fn a_module_with_unsafe_code_says_why() {
+        assert_eq!(findings_for("crates/sim/src/memory.rs", "unsafe {}\n"), 1);
+    }
+
+    #[test]
+    fn the_word_in_a_comment_is_not_code() {
+        assert_eq!(findings_for("crates/core/src/bo.rs", "// unsafe\n"), 0);
+    }
+
+    #[test]
+    fn a_safe_crate_forbids_it_at_its_root() {
+        let tree = Tree::of(&[("crates/core/src/lib.rs", "//! Doc.\n")])
+            .with(Package::of("vrampager-core"))
+            .with(Package::of("vrampager-sim"));
+        let paths: Vec<String> = check(&tree).into_iter().map(|f| f.path).collect();
+        assert_eq!(paths, ["crates/core/src/lib.rs"]);
+    }
+}
