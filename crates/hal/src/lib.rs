@@ -8,7 +8,7 @@
 //! | [`Discovery`] | finding and opening devices | [`accept::discovery`] |
 //! | [`Memory`] | address ranges, physical objects, CPU and GPU mappings | [`accept::memory`] |
 //! | [`Queue`] | channels, timelines, copies, faults | [`accept::queue`] |
-//! | [`Release`] | giving back every one of those, and counting what is left | [`accept::release`] |
+//! | [`Release`] | giving back each of those, counting what is left | [`accept::release`] |
 //!
 //! [`Storage`] is a fifth contract, on the host's side: files that hold swapped-out pages or the
 //! content of clean buffers.
