@@ -1,4 +1,4 @@
-//! Plain text: ASCII, blanks instead of tabs, 100 columns, no blanks at the end of a line.
+//! Plain text: ASCII and 100 columns in code; nowhere a tab or blanks at the end of a line.
 
 use super::super::tree::has_extension;
 use super::super::{Finding, Tree};
@@ -10,9 +10,8 @@ const COLUMNS_MAX: usize = 100;
 pub(in super::super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, file) in &tree.files {
-        let strict = has_extension(path, &["rs", "toml"]);
         for (line, text) in numbered(&file.text) {
-            findings.extend(fault(text, strict).map(|message| Finding {
+            findings.extend(fault(path, text).map(|message| Finding {
                 path: path.clone(),
                 line,
                 rule: RULE,
@@ -23,14 +22,14 @@ pub(in super::super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-fn fault(line: &str, strict: bool) -> Option<&'static str> {
+fn fault(path: &str, line: &str) -> Option<&'static str> {
     if line.contains('\t') {
         Some("a tab")
     } else if line.ends_with(char::is_whitespace) {
         Some("blanks at the end of the line")
-    } else if strict && !line.is_ascii() {
+    } else if has_extension(path, &["rs", "toml"]) && !line.is_ascii() {
         Some("a character outside ASCII")
-    } else if strict && line.chars().count() > COLUMNS_MAX {
+    } else if has_extension(path, &["rs"]) && line.chars().count() > COLUMNS_MAX {
         Some("more than 100 columns")
     } else {
         None
