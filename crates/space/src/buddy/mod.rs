@@ -1,0 +1,545 @@
+//! Buddy allocator for physical memory.
+
+mod map;
+#[cfg(test)]
+mod tests;
+
+use alloc::vec::Vec;
+
+use vrampager_addr::Span;
+
+use crate::SpaceError;
+use crate::bitset::BitSet;
+use map::{Class, End, FreeMap, Search};
+
+/// What a block's bytes hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Anything; the block must be cleared before another owner sees it.
+    Dirty,
+    /// Zeroes.
+    Cleared,
+}
+
+/// Space handed out by a [`Buddy`]. A copy of the record is not a second block: free it once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Block {
+    /// First byte, from the start of the space.
+    pub offset: u64,
+    /// Length in bytes: a power of two unless the block was trimmed.
+    pub size: u64,
+    /// What the block holds when it is handed out.
+    pub content: Content,
+}
+
+impl Block {
+    /// The bytes it covers.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span::new(self.offset, self.size).expect("a block ends inside its space")
+    }
+}
+
+/// What to allocate from a [`Buddy`].
+///
+/// # Examples
+/// ```
+/// use vrampager_space::{Buddy, BuddyRequest, SpaceError};
+/// let mut vram = Buddy::new(1 << 20, 4096).unwrap();
+/// let run = vram.alloc(&BuddyRequest::new(12288).contiguous()).unwrap();
+/// assert_eq!((run.len(), run[0].size), (1, 12288));
+/// let error = vram.alloc(&BuddyRequest::new(1 << 20)).unwrap_err();
+/// assert!(matches!(error, SpaceError::NoSpace { .. }));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BuddyRequest {
+    size: u64,
+    min_block: Option<u64>,
+    align: u64,
+    within: Option<Span>,
+    contiguous: bool,
+    end: End,
+    content: Content,
+}
+
+impl BuddyRequest {
+    /// `size` bytes in as few blocks as possible, anywhere, of any content.
+    #[must_use]
+    pub const fn new(size: u64) -> Self {
+        Self {
+            size,
+            min_block: None,
+            align: 1,
+            within: None,
+            contiguous: false,
+            end: End::Low,
+            content: Content::Dirty,
+        }
+    }
+
+    /// Use no block smaller than `bytes`, a power of two. The last block is trimmed.
+    #[must_use]
+    pub const fn min_block(mut self, bytes: u64) -> Self {
+        self.min_block = Some(bytes);
+        self
+    }
+
+    /// Start every block at a multiple of `bytes`, a power of two, even a smaller block.
+    #[must_use]
+    pub const fn align(mut self, bytes: u64) -> Self {
+        self.align = bytes;
+        self
+    }
+
+    /// Answer with one block. A naturally aligned power of two is preferred and trimmed; failing
+    /// that, and unless the request is limited by [`within`](Self::within), any run will do.
+    #[must_use]
+    pub const fn contiguous(mut self) -> Self {
+        self.contiguous = true;
+        self
+    }
+
+    /// Stay inside `span`. A span as long as the request asks for exactly these bytes.
+    #[must_use]
+    pub const fn within(mut self, span: Span) -> Self {
+        self.within = Some(span);
+        self
+    }
+
+    /// Take the highest offsets instead of the lowest.
+    #[must_use]
+    pub const fn top_down(mut self) -> Self {
+        self.end = End::High;
+        self
+    }
+
+    /// Prefer blocks of this content; the other kind is the fallback.
+    #[must_use]
+    pub const fn prefer(mut self, content: Content) -> Self {
+        self.content = content;
+        self
+    }
+}
+
+/// A validated request, in chunks.
+struct Plan {
+    count: u64,
+    /// `count` rounded up to whole minimum blocks.
+    padded: u64,
+    min_order: u32,
+    align_order: u32,
+    contiguous: bool,
+    search: Search,
+}
+
+impl Plan {
+    /// Whether the request names the very chunks it wants.
+    fn exact(&self) -> Option<u64> {
+        self.search
+            .window
+            .filter(|(lo, hi)| hi - lo == self.count)
+            .map(|(lo, _)| lo)
+    }
+}
+
+/// The order of the smallest power of two that holds `count` chunks.
+fn natural_order(count: u64) -> u32 {
+    count
+        .checked_next_power_of_two()
+        .map_or(64, u64::trailing_zeros)
+}
+
+/// A buddy allocator over `[0, size)`.
+///
+/// Sizes that are not a power of two are covered by one root per set bit. Free buddies always
+/// merge, whatever they hold: which parts of a merged block are cleared is kept beside it.
+///
+/// # Invariants
+/// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`.
+#[derive(Clone, Debug)]
+pub struct Buddy {
+    map: FreeMap,
+    /// Chunks at which a live block starts.
+    live: BitSet,
+    chunks: u64,
+    shift: u32,
+}
+
+impl Buddy {
+    /// An empty space of `size` bytes, rounded down to whole chunks, all of it dirty.
+    ///
+    /// # Errors
+    /// [`SpaceError::Invalid`] when `chunk` is not a power of two or `size` is smaller;
+    /// [`SpaceError::MetadataExhausted`].
+    pub fn new(size: u64, chunk: u64) -> Result<Self, SpaceError> {
+        if !chunk.is_power_of_two() {
+            return Err(SpaceError::Invalid {
+                argument: "chunk",
+                value: chunk,
+            });
+        }
+        if size < chunk {
+            return Err(SpaceError::Invalid {
+                argument: "size",
+                value: size,
+            });
+        }
+        let shift = chunk.trailing_zeros();
+        let chunks = size >> shift;
+        Ok(Self {
+            map: FreeMap::new(chunks)?,
+            live: BitSet::new(chunks, map::dense_limit(chunks))?,
+            chunks,
+            shift,
+        })
+    }
+
+    /// Bytes managed.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.chunks << self.shift
+    }
+
+    /// Bytes in the smallest block.
+    #[must_use]
+    pub fn chunk(&self) -> u64 {
+        1 << self.shift
+    }
+
+    /// Bytes not handed out.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.map.free_chunks() << self.shift
+    }
+
+    /// Free bytes known to be zero.
+    #[must_use]
+    pub fn cleared_bytes(&self) -> u64 {
+        self.map.clear_chunks() << self.shift
+    }
+
+    /// Bytes in the largest free block. A run across blocks may be longer.
+    #[must_use]
+    pub fn largest_free(&self) -> u64 {
+        self.map.largest() << self.shift
+    }
+
+    /// Base-two logarithm of the largest possible block, in chunks.
+    #[must_use]
+    pub fn max_order(&self) -> u32 {
+        self.map.max_order()
+    }
+
+    /// Takes the blocks that make up `request`, in the order they were found.
+    ///
+    /// # Errors
+    /// [`SpaceError::NoSpace`] when the free blocks do not suffice, [`SpaceError::Invalid`] and
+    /// [`SpaceError::OutOfRange`] when they never could.
+    pub fn alloc(&mut self, request: &BuddyRequest) -> Result<Vec<Block>, SpaceError> {
+        let plan = self.plan(request)?;
+        self.map.begin();
+        let mut blocks = Vec::new();
+        if plan.contiguous {
+            blocks
+                .try_reserve_exact(1)
+                .map_err(|_| SpaceError::MetadataExhausted)?;
+            let block = self.alloc_run(&plan).ok_or_else(|| self.no_space(&plan))?;
+            blocks.push(block);
+            return Ok(blocks);
+        }
+        match self.alloc_scattered(&plan, &mut blocks) {
+            Ok(()) => Ok(blocks),
+            Err(error) => {
+                for block in blocks {
+                    let (first, count) = self.locate(block);
+                    self.live.remove(first);
+                    self.map.give_back(first, count, class(block.content));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the single block that `request` asks for, without a list to carry it: the request
+    /// is treated as [`contiguous`](BuddyRequest::contiguous).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_one(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
+        let plan = self.plan(&request.contiguous())?;
+        self.alloc_run(&plan).ok_or_else(|| self.no_space(&plan))
+    }
+
+    /// Gives a live block back, with what it holds.
+    ///
+    /// # Panics
+    /// When `block` is not live: it was freed before, or is not of this space.
+    pub fn free(&mut self, block: Block, content: Content) {
+        let (first, count) = self.locate(block);
+        self.live.remove(first);
+        self.map.give(first, count, class(content));
+    }
+
+    /// Shrinks a live block to `keep`; the rest is free again and holds `content`.
+    ///
+    /// # Errors
+    /// [`SpaceError::Invalid`] when `keep` is empty, not made of chunks or not inside the block.
+    ///
+    /// # Panics
+    /// When `block` is not live.
+    pub fn trim(
+        &mut self,
+        block: Block,
+        keep: Span,
+        content: Content,
+    ) -> Result<Block, SpaceError> {
+        let (first, count) = self.locate(block);
+        let mask = self.chunk() - 1;
+        if keep.is_empty() || keep.len() & mask != 0 {
+            return Err(SpaceError::Invalid {
+                argument: "keep length",
+                value: keep.len(),
+            });
+        }
+        if keep.start() & mask != 0 || !block.span().covers(keep) {
+            return Err(SpaceError::Invalid {
+                argument: "keep start",
+                value: keep.start(),
+            });
+        }
+        let (start, end) = (keep.start() >> self.shift, keep.end() >> self.shift);
+        self.live.remove(first);
+        self.live.insert(start);
+        if start > first {
+            self.map.give(first, start - first, class(content));
+        }
+        if end < first + count {
+            self.map.give(end, first + count - end, class(content));
+        }
+        Ok(Block {
+            offset: keep.start(),
+            size: keep.len(),
+            ..block
+        })
+    }
+
+    /// Declares the content of all free space, as after a suspend that lost it.
+    pub fn reset(&mut self, content: Content) {
+        self.map.reset(class(content));
+    }
+
+    /// Compares all records with one another; for tests, O(n).
+    ///
+    /// # Panics
+    /// When they disagree.
+    pub fn check(&self) {
+        self.map.check(self.chunks);
+        let mut next = self.live.next(0);
+        while let Some(chunk) = next {
+            assert!(
+                !self.map.is_free(chunk, chunk + 1),
+                "a live block starts in a free one"
+            );
+            next = self.live.next(chunk + 1);
+        }
+    }
+
+    fn locate(&self, block: Block) -> (u64, u64) {
+        let (first, count) = (block.offset >> self.shift, block.size >> self.shift);
+        assert!(
+            first < self.chunks && count <= self.chunks - first && self.live.contains(first),
+            "block {:#x}+{:#x} is not live",
+            block.offset,
+            block.size
+        );
+        (first, count)
+    }
+
+    fn no_space(&self, plan: &Plan) -> SpaceError {
+        SpaceError::NoSpace {
+            needed: plan.count << self.shift,
+            free: self.free_bytes(),
+            largest: self.largest_free(),
+        }
+    }
+
+    fn order_of(&self, argument: &'static str, bytes: u64) -> Result<u32, SpaceError> {
+        if !bytes.is_power_of_two() {
+            return Err(SpaceError::Invalid {
+                argument,
+                value: bytes,
+            });
+        }
+        Ok(bytes.trailing_zeros().saturating_sub(self.shift))
+    }
+
+    fn plan(&self, request: &BuddyRequest) -> Result<Plan, SpaceError> {
+        let too_big = SpaceError::Invalid {
+            argument: "size",
+            value: request.size,
+        };
+        let mask = self.chunk() - 1;
+        if request.size == 0 || request.size & mask != 0 {
+            return Err(too_big);
+        }
+        let smallest = request.min_block.unwrap_or(self.chunk());
+        if smallest < self.chunk() {
+            return Err(SpaceError::Invalid {
+                argument: "min_block",
+                value: smallest,
+            });
+        }
+        let min_order = self.order_of("min_block", smallest)?;
+        let align_order = self.order_of("align", request.align)?.max(min_order);
+        let count = request.size >> self.shift;
+        let padded = count.next_multiple_of(1 << min_order);
+        let window = self.window(request, smallest)?;
+        let natural = natural_order(count);
+        let searchable = request.contiguous && window.is_none() && count <= self.chunks;
+        let exact = window.is_some_and(|(lo, hi)| hi - lo == count);
+        let impossible = padded > self.chunks
+            || min_order > self.max_order()
+            || request.contiguous && natural > self.max_order();
+        if impossible && !searchable && !exact {
+            return Err(too_big);
+        }
+        Ok(Plan {
+            count,
+            padded,
+            min_order,
+            align_order,
+            contiguous: request.contiguous,
+            search: Search {
+                window,
+                end: request.end,
+                clear: request.content == Content::Cleared,
+            },
+        })
+    }
+
+    fn window(
+        &self,
+        request: &BuddyRequest,
+        smallest: u64,
+    ) -> Result<Option<(u64, u64)>, SpaceError> {
+        let Some(span) = request.within else {
+            return Ok(None);
+        };
+        let out = SpaceError::OutOfRange {
+            start: span.start(),
+            len: span.len(),
+        };
+        if span.end() > self.size() {
+            return Err(out);
+        }
+        if (span.start() | span.end()) & (self.chunk() - 1) != 0 {
+            return Err(SpaceError::Invalid {
+                argument: "within",
+                value: span.start(),
+            });
+        }
+        if span.len() < request.size {
+            return Err(SpaceError::Invalid {
+                argument: "within",
+                value: span.len(),
+            });
+        }
+        let unaligned = span.start() & (smallest.max(request.align) - 1) != 0
+            || span.end() & (smallest - 1) != 0;
+        if span.len() == request.size && unaligned {
+            return Err(SpaceError::Invalid {
+                argument: "within",
+                value: span.start(),
+            });
+        }
+        Ok(Some((span.start() >> self.shift, span.end() >> self.shift)))
+    }
+
+    fn adopt(&mut self, first: u64, count: u64, held: Class) -> Block {
+        self.live.insert(first);
+        Block {
+            offset: first << self.shift,
+            size: count << self.shift,
+            content: if held == Class::Clear {
+                Content::Cleared
+            } else {
+                Content::Dirty
+            },
+        }
+    }
+
+    /// Takes `count` chunks at the start of a free block of `order`, or of the alignment's.
+    fn take(&mut self, order: u32, count: u64, plan: &Plan) -> Option<Block> {
+        let found = self
+            .map
+            .find_block(&plan.search, order.max(plan.align_order))?;
+        let (first, held) = self.map.claim(found, count);
+        Some(self.adopt(first, count, held))
+    }
+
+    fn take_at(&mut self, first: u64, count: u64) -> Option<Block> {
+        if !self.map.is_free(first, first + count) {
+            return None;
+        }
+        let held = self.map.take_exact(first, count);
+        Some(self.adopt(first, count, held))
+    }
+
+    fn alloc_run(&mut self, plan: &Plan) -> Option<Block> {
+        if let Some(first) = plan.exact() {
+            return self.take_at(first, plan.count);
+        }
+        let natural = self.take(natural_order(plan.count), plan.count, plan);
+        if natural.is_some() || plan.search.window.is_some() {
+            return natural;
+        }
+        if plan.count > self.map.free_chunks() {
+            return None;
+        }
+        let first = self.map.find_run(plan.count, 1 << plan.align_order)?;
+        self.take_at(first, plan.count)
+    }
+
+    fn alloc_scattered(&mut self, plan: &Plan, blocks: &mut Vec<Block>) -> Result<(), SpaceError> {
+        if let Some(first) = plan.exact() {
+            blocks
+                .try_reserve_exact(1)
+                .map_err(|_| SpaceError::MetadataExhausted)?;
+            blocks.push(
+                self.take_at(first, plan.count)
+                    .ok_or_else(|| self.no_space(plan))?,
+            );
+            return Ok(());
+        }
+        if plan.padded > self.map.free_chunks() {
+            return Err(self.no_space(plan));
+        }
+        let (mut wanted, mut padded) = (plan.count, plan.padded);
+        let mut order = self.max_order();
+        while padded > 0 {
+            order = order.min(padded.ilog2());
+            blocks
+                .try_reserve(1)
+                .map_err(|_| SpaceError::MetadataExhausted)?;
+            let Some(block) = self.take(order, wanted.min(1 << order), plan) else {
+                if order <= plan.min_order {
+                    return Err(self.no_space(plan));
+                }
+                order -= 1;
+                continue;
+            };
+            blocks.push(block);
+            padded -= 1 << order;
+            wanted = wanted.saturating_sub(1 << order);
+        }
+        Ok(())
+    }
+}
+
+fn class(content: Content) -> Class {
+    match content {
+        Content::Dirty => Class::Dirty,
+        Content::Cleared => Class::Clear,
+    }
+}

@@ -1,0 +1,218 @@
+use std::vec;
+use std::vec::Vec;
+
+use super::*;
+use crate::testing::Rng;
+
+const PAGE: u64 = 4096;
+
+fn pages(count: u64) -> BuddyRequest {
+    BuddyRequest::new(count * PAGE)
+}
+
+#[test]
+fn a_two_to_the_64_space_has_order_51_and_hands_it_out() {
+    let mut mm = Buddy::new(u64::MAX, PAGE).unwrap();
+    assert_eq!(mm.max_order(), 51);
+    let blocks = mm.alloc(&BuddyRequest::new(1 << 63)).unwrap();
+    assert_eq!((blocks.len(), blocks[0].size), (1, 1 << 63));
+    mm.check();
+}
+
+#[test]
+fn one_block_of_every_order_fills_an_odd_space() {
+    let mut mm = Buddy::new(PAGE * ((1 << 17) - 1), PAGE).unwrap();
+    assert_eq!(mm.max_order(), 16);
+    for order in 0..=16 {
+        mm.alloc(&pages(1 << order)).unwrap();
+    }
+    assert!(matches!(
+        mm.alloc(&pages(1)),
+        Err(SpaceError::NoSpace { free: 0, .. })
+    ));
+}
+
+#[test]
+fn contiguous_requests_use_runs_across_blocks() {
+    let mut mm = Buddy::new(PAGE * 48, PAGE).unwrap();
+    let mut lists: [Vec<Block>; 3] = Default::default();
+    for page in 0..48 {
+        lists[page % 3].extend(mm.alloc(&pages(1)).unwrap());
+    }
+    let [left, middle, right] = lists;
+    let give = |mm: &mut Buddy, list: Vec<Block>| {
+        list.into_iter()
+            .for_each(|block| mm.free(block, Content::Dirty));
+    };
+    assert!(mm.alloc(&pages(3).contiguous()).is_err());
+    give(&mut mm, middle);
+    assert!(mm.alloc(&pages(3).contiguous()).is_err());
+    assert!(mm.alloc(&pages(2).contiguous()).is_err());
+    give(&mut mm, right);
+    assert!(mm.alloc(&pages(3).contiguous()).is_err());
+    let two = mm.alloc(&pages(2).contiguous()).unwrap();
+    give(&mut mm, left);
+    let three = mm.alloc(&pages(3).contiguous()).unwrap();
+    assert_eq!(two[0].size + three[0].size, 5 * PAGE);
+    mm.check();
+}
+
+#[test]
+#[should_panic(expected = "is not live")]
+fn freeing_a_block_twice_is_a_bug() {
+    let mut mm = Buddy::new(PAGE * 16, PAGE).unwrap();
+    let block = mm.alloc(&pages(2)).unwrap()[0];
+    mm.free(block, Content::Dirty);
+    mm.free(block, Content::Dirty);
+}
+
+#[test]
+fn cleared_and_dirty_requests_do_not_mix_while_both_kinds_last() {
+    let mut mm = Buddy::new(PAGE << 12, PAGE).unwrap();
+    for block in mm.alloc(&pages(5).top_down()).unwrap() {
+        mm.free(block, Content::Cleared);
+    }
+    assert_eq!(mm.cleared_bytes(), 5 * PAGE);
+    let mut clear = Vec::new();
+    for _ in 0..5 {
+        let dirty = mm.alloc(&pages(1)).unwrap();
+        assert_eq!(dirty[0].content, Content::Dirty);
+        let got = mm.alloc(&pages(1).prefer(Content::Cleared)).unwrap();
+        assert_eq!(got[0].content, Content::Cleared);
+        clear.extend(got);
+        mm.check();
+    }
+    assert_eq!(mm.cleared_bytes(), 0);
+    clear
+        .into_iter()
+        .for_each(|block| mm.free(block, Content::Cleared));
+    assert_eq!(mm.cleared_bytes(), 5 * PAGE);
+    mm.reset(Content::Cleared);
+    assert_eq!(mm.cleared_bytes(), mm.free_bytes());
+    mm.check();
+}
+
+/// Who owns each chunk, and whether it is known to be zero: all a buddy allocator promises.
+struct Model {
+    owner: Vec<Option<usize>>,
+    clear: Vec<bool>,
+}
+
+impl Model {
+    fn chunks(block: Block) -> core::ops::Range<usize> {
+        let first = usize::try_from(block.offset / PAGE).unwrap();
+        first..first + usize::try_from(block.size / PAGE).unwrap()
+    }
+
+    fn take(&mut self, block: Block, id: usize) {
+        let all_clear = Self::chunks(block).all(|chunk| self.clear[chunk]);
+        assert_eq!(
+            block.content == Content::Cleared,
+            all_clear,
+            "content of {block:?}"
+        );
+        for chunk in Self::chunks(block) {
+            assert_eq!(
+                self.owner[chunk].replace(id),
+                None,
+                "chunk {chunk} was not free"
+            );
+            self.clear[chunk] = false;
+        }
+    }
+
+    fn give(&mut self, block: Block, content: Content) {
+        for chunk in Self::chunks(block) {
+            assert!(self.owner[chunk].take().is_some());
+            self.clear[chunk] = content == Content::Cleared;
+        }
+    }
+
+    fn agree(&self, mm: &Buddy) {
+        let free = self.owner.iter().filter(|owner| owner.is_none()).count() as u64;
+        let clear = self.clear.iter().filter(|&&clear| clear).count() as u64;
+        assert_eq!(
+            (mm.free_bytes(), mm.cleared_bytes()),
+            (free * PAGE, clear * PAGE)
+        );
+    }
+}
+
+fn random_request(rng: &mut Rng, chunks: u64) -> BuddyRequest {
+    let most = 1 + rng.below(chunks);
+    let size = 1 + rng.below(most);
+    let mut request = pages(size);
+    if rng.below(3) == 0 {
+        request = request.contiguous();
+    }
+    if rng.below(3) == 0 {
+        request = request.top_down();
+    }
+    if rng.below(3) == 0 {
+        request = request.prefer(Content::Cleared);
+    }
+    if rng.below(4) == 0 {
+        request = request.min_block(PAGE << rng.below(4));
+    }
+    if rng.below(4) == 0 {
+        request = request.align(PAGE << rng.below(5));
+    }
+    if rng.below(4) == 0 {
+        let start = rng.below(chunks);
+        let len = size.max(1 + rng.below(chunks - start)).min(chunks - start);
+        request = request.within(Span::new(start * PAGE, len * PAGE).unwrap());
+    }
+    request
+}
+
+#[test]
+fn random_operations_agree_with_an_ownership_table() {
+    for seed in 0..60 {
+        let mut rng = Rng(seed);
+        let chunks = 1 + rng.below(200);
+        let mut mm = Buddy::new(chunks * PAGE, PAGE).unwrap();
+        let count = usize::try_from(chunks).unwrap();
+        let mut model = Model {
+            owner: vec![None; count],
+            clear: vec![false; count],
+        };
+        let mut live: Vec<Block> = Vec::new();
+        for step in 0..400 {
+            let free = mm.free_bytes();
+            if rng.below(5) < 3 {
+                let request = random_request(&mut rng, chunks);
+                match mm.alloc(&request) {
+                    Ok(blocks) => {
+                        let got: u64 = blocks.iter().map(|block| block.size).sum();
+                        assert_eq!(got, request.size, "seed {seed} step {step}");
+                        assert!(!request.contiguous || blocks.len() == 1);
+                        for block in blocks {
+                            assert_eq!(block.offset % request.align.max(PAGE), 0);
+                            assert!(request.within.is_none_or(|span| span.covers(block.span())));
+                            model.take(block, step);
+                            live.push(block);
+                        }
+                    }
+                    Err(_) => assert_eq!(mm.free_bytes(), free, "a failure changes nothing"),
+                }
+            } else if !live.is_empty() {
+                let pick = usize::try_from(rng.below(live.len() as u64)).unwrap();
+                let block = live.swap_remove(pick);
+                let content = if rng.below(2) == 0 {
+                    Content::Dirty
+                } else {
+                    Content::Cleared
+                };
+                mm.free(block, content);
+                model.give(block, content);
+            }
+            mm.check();
+            model.agree(&mm);
+        }
+        for block in live {
+            mm.free(block, Content::Dirty);
+        }
+        mm.check();
+        assert_eq!(mm.free_bytes(), mm.size());
+    }
+}

@@ -1,0 +1,99 @@
+use core::fmt;
+
+/// Why a request was refused. Unless a method says otherwise nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SpaceError {
+    /// The request is valid, but no hole can hold it.
+    NoSpace {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes free in the whole space.
+        free: u64,
+        /// Length of the largest hole or block, whatever its alignment.
+        largest: u64,
+    },
+    /// An argument can never be satisfied by this space.
+    Invalid {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The value it had.
+        value: u64,
+    },
+    /// A range reaches beyond the space.
+    OutOfRange {
+        /// First address asked for.
+        start: u64,
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// The allocator could not get memory for its own records.
+    MetadataExhausted,
+}
+
+/// Coarse classes of [`SpaceError`] for layers that map errors of several crates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Freeing something may help.
+    NoSpace,
+    /// The request itself is wrong.
+    Invalid,
+    /// The host is out of memory.
+    HostMemory,
+}
+
+impl SpaceError {
+    /// The class of this error.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::Invalid { .. } | Self::OutOfRange { .. } => ErrorKind::Invalid,
+            Self::MetadataExhausted => ErrorKind::HostMemory,
+        }
+    }
+
+    /// How much of the free space lies outside the largest hole, in thousandths. `None` for
+    /// errors that are not about space.
+    #[must_use]
+    pub const fn fragmentation_permille(&self) -> Option<u32> {
+        match *self {
+            Self::NoSpace { free, largest, .. } => Some(fragmentation_permille(free, largest)),
+            Self::Invalid { .. } | Self::OutOfRange { .. } | Self::MetadataExhausted => None,
+        }
+    }
+}
+
+pub(crate) const fn fragmentation_permille(free: u64, largest: u64) -> u32 {
+    if free == 0 {
+        return 0;
+    }
+    let outside = (free - largest) as u128 * 1000 / free as u128;
+    #[expect(clippy::cast_possible_truncation, reason = "a ratio of at most 1000")]
+    {
+        outside as u32
+    }
+}
+
+impl fmt::Display for SpaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NoSpace {
+                needed,
+                free,
+                largest,
+            } => write!(
+                f,
+                "no space for {needed} bytes: {free} free, largest hole {largest}"
+            ),
+            Self::Invalid { argument, value } => write!(f, "invalid {argument}: {value:#x}"),
+            Self::OutOfRange { start, len } => {
+                write!(f, "{len:#x} bytes at {start:#x} are outside the space")
+            }
+            Self::MetadataExhausted => f.write_str("no host memory for allocator records"),
+        }
+    }
+}
+
+impl core::error::Error for SpaceError {}

@@ -1,0 +1,35 @@
+//! Address space allocators for GPU memory.
+//!
+//! Nothing here touches memory: every type hands out numbers from a space that somebody else
+//! owns. Pick by what the caller knows when it frees:
+//!
+//! | type | hands out | use it for |
+//! |---|---|---|
+//! | [`Buddy`] | power-of-two blocks, trimmed runs | physical VRAM |
+//! | [`RangeAllocator`] | address-ordered ranges, exact reservations | virtual addresses, apertures |
+//! | [`VaSpace`] | ranges in named zones, quarantined until a fence | GPU virtual addresses |
+//! | [`FakeOffsets`] | mmap offsets with per-client grants | CPU mappings |
+//!
+//! All types are single-threaded data structures: locking is the owner's business. No operation
+//! that gives space back can fail, because what it needs is held by what it frees.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod bitset;
+mod buddy;
+mod error;
+mod offsets;
+mod range;
+#[cfg(test)]
+mod testing;
+mod zones;
+
+pub use buddy::{Block, Buddy, BuddyRequest, Content};
+pub use error::{ErrorKind, SpaceError};
+pub use offsets::{AccessDenied, FakeOffsets};
+pub use range::{EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
+pub use zones::{SpaceFence, VaSpace, VaStats, Zone};
