@@ -72,7 +72,6 @@ pub enum HalError {
 
 /// The small stable set that callers branch on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
 pub enum HalErrorKind {
     /// Memory or aperture is exhausted; release something and retry.
     OutOfMemory,
