@@ -94,6 +94,8 @@ mod tests {
     #[test]
     fn a_module_with_unsafe_code_says_why() {
         assert_eq!(findings_for("crates/sim/src/memory.rs", "unsafe {}\n"), 1);
+        let other_lint = "#![expect(dead_code, reason = \"x\")]\nunsafe {}\n";
+        assert_eq!(findings_for("crates/sim/src/memory.rs", other_lint), 1);
     }
 
     #[test]
