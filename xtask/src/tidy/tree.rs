@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
@@ -177,7 +176,7 @@ struct MetadataTarget {
 }
 
 fn packages(root: &Path) -> Result<Vec<Package>> {
-    let output = Command::new(env!("CARGO"))
+    let output = crate::cargo()
         .args(["metadata", "--format-version=1", "--no-deps"])
         .current_dir(root)
         .output()
