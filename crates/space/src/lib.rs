@@ -6,7 +6,7 @@
 //! | type | hands out | use it for |
 //! |---|---|---|
 //! | [`Buddy`] | power-of-two blocks, trimmed runs | physical VRAM |
-//! | [`RangeAllocator`] | address-ordered ranges, exact reservations | virtual addresses, apertures |
+//! | [`RangeAllocator`] | address-ordered ranges, exact places | virtual addresses, apertures |
 //! | [`VaSpace`] | ranges in named zones, quarantined until a fence | GPU virtual addresses |
 //! | [`FakeOffsets`] | mmap offsets with per-client grants | CPU mappings |
 //!
