@@ -105,7 +105,9 @@ impl Error {
                 HalErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
                 HalErrorKind::Busy => ErrorKind::Busy,
                 HalErrorKind::DeviceLost => ErrorKind::DeviceLost,
-                _ => ErrorKind::Backend,
+                HalErrorKind::Fault | HalErrorKind::Driver | HalErrorKind::Unsupported => {
+                    ErrorKind::Backend
+                }
             },
             Self::Effect {
                 error: EffectError::Storage(_),

@@ -132,7 +132,7 @@ pub fn open(
     let mut undo = Vec::new();
     match bring_up(&gpu, limits, swap, &mut undo) {
         Ok((device, mut runner)) => {
-            runner.undo = undo;
+            runner.undo = undo.into();
             Ok((device, runner))
         }
         Err(error) => {

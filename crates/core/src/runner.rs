@@ -1,7 +1,7 @@
 //! Performing effects through the contracts. Holds no decision and no state of any buffer.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use vrampager_addr::{Span, Va};
 use vrampager_hal::{
@@ -27,7 +27,7 @@ pub struct Runner {
     moves: Arc<Stream>,
     swap: Option<Arc<dyn Storage>>,
     files: RwLock<BTreeMap<FileId, Arc<dyn Storage>>>,
-    pub(crate) undo: Vec<Undo>,
+    pub(crate) undo: Mutex<Vec<Undo>>,
 }
 
 impl Runner {
@@ -48,7 +48,7 @@ impl Runner {
             moves,
             swap,
             files,
-            undo: Vec::new(),
+            undo: Mutex::default(),
         })
     }
 
@@ -379,14 +379,16 @@ impl Runner {
     }
 
     /// Undoes bring-up and closes the device; returns what was left, all zero after every buffer
-    /// has been released and reaped.
-    #[must_use]
-    pub fn close(self) -> Counters {
-        for stream in self.streams() {
+    /// has been released and reaped. A second call returns zeros.
+    pub fn close(&self) -> Counters {
+        for stream in
+            std::mem::take(&mut *self.streams.write().unwrap_or_else(PoisonError::into_inner))
+        {
             // What cannot be destroyed shows in the counters below.
             drop(stream.close(&self.gpu));
         }
-        crate::open::undo_all(&self.gpu, self.undo);
+        let undo = std::mem::take(&mut *self.undo.lock().unwrap_or_else(PoisonError::into_inner));
+        crate::open::undo_all(&self.gpu, undo);
         self.gpu.release.close()
     }
 }

@@ -102,7 +102,10 @@ impl Rig {
         }
     }
 
-    pub(crate) fn exec(&mut self, uses: &[(BufferId, Access, Target)]) -> Result<(TaskId, Grant), Error> {
+    pub(crate) fn exec(
+        &mut self,
+        uses: &[(BufferId, Access, Target)],
+    ) -> Result<(TaskId, Grant), Error> {
         let uses: Vec<Use> = uses
             .iter()
             .map(|(buffer, access, target)| Use {

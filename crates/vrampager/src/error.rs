@@ -1,0 +1,120 @@
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error as ThisError;
+use vrampager_core::OpenError;
+use vrampager_hal::{Fault, HalError, HalErrorKind};
+use vrampager_sim::SimError;
+
+pub use vrampager_core::ErrorKind;
+
+/// Why a call failed. Unless a variant says otherwise nothing has changed.
+#[derive(Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// The manager could not satisfy the request.
+    #[error(transparent)]
+    Manager(#[from] vrampager_core::Error),
+    /// The device string names no known kind of device.
+    #[error("device `{given}` is of no known kind; use {known}")]
+    UnknownDevice {
+        /// What was written.
+        given: String,
+        /// What could have been.
+        known: &'static str,
+    },
+    /// The rest of the device string is wrong.
+    #[error(transparent)]
+    Configuration(#[from] SimError),
+    /// The device could not be opened.
+    #[error("cannot open the device: {0}")]
+    Device(#[from] HalError),
+    /// The device was opened but could not be taken into management.
+    #[error("cannot manage the device: {0}")]
+    Open(#[from] Box<OpenError>),
+    /// A file cannot serve as swap or backing.
+    #[error("{path}: cannot {action}")]
+    File {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A worker thread could not be started.
+    #[error("cannot start a worker thread")]
+    Worker(#[source] io::Error),
+    /// Work ran into a fault on the device. What it was to write is undefined.
+    #[error("submitted work did not finish: {0}")]
+    Fault(Fault),
+    /// Waiting or accessing memory failed on the device.
+    #[error("device access failed: {0}")]
+    Access(#[from] vrampager_core::EffectError),
+    /// A range leaves its buffer or file.
+    #[error("{len} bytes at offset {offset} leave `{what}` of {size} bytes")]
+    Range {
+        /// Name of the buffer or path of the file.
+        what: String,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes there are.
+        size: u64,
+    },
+    /// A copy within one buffer has overlapping ranges.
+    #[error("copy of {len} bytes within `{buffer}` overlaps itself")]
+    Overlap {
+        /// Its name.
+        buffer: String,
+        /// Bytes.
+        len: u64,
+    },
+    /// A buffer of another pager was named.
+    #[error("buffer `{buffer}` belongs to another pager")]
+    Foreign {
+        /// Its name.
+        buffer: String,
+    },
+    /// The pager cannot be closed yet; it has been left open for them.
+    #[error("{buffers} buffers are still alive")]
+    InUse {
+        /// How many.
+        buffers: usize,
+    },
+}
+
+impl Error {
+    /// The error's class.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Manager(error) => error.kind(),
+            Self::Open(error) => error.error.kind(),
+            Self::UnknownDevice { .. }
+            | Self::Configuration(_)
+            | Self::Range { .. }
+            | Self::Overlap { .. }
+            | Self::Foreign { .. } => ErrorKind::Invalid,
+            Self::InUse { .. } => ErrorKind::Busy,
+            Self::Device(error) | Self::Access(vrampager_core::EffectError::Hal(error)) => {
+                device_kind(error)
+            }
+            Self::File { .. } | Self::Worker(_) | Self::Fault(_) | Self::Access(_) => {
+                ErrorKind::Backend
+            }
+        }
+    }
+}
+
+fn device_kind(error: &HalError) -> ErrorKind {
+    match error.kind() {
+        HalErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+        HalErrorKind::Busy => ErrorKind::Busy,
+        HalErrorKind::DeviceLost => ErrorKind::DeviceLost,
+        HalErrorKind::Fault | HalErrorKind::Driver | HalErrorKind::Unsupported => {
+            ErrorKind::Backend
+        }
+    }
+}

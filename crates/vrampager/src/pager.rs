@@ -1,0 +1,246 @@
+//! Opening and closing a device under management.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use vrampager_core::{FileId, Limits, Snapshot};
+use vrampager_hal::{ChannelKind, Counters, DeviceInfo, Discovery, Storage, TimelineId};
+use vrampager_sim::{EngineStats, SimConfig, Simulator};
+
+use crate::buffer::BufferBuilder;
+use crate::error::Error;
+use crate::file::{FileBacking, Source, SwapFile};
+use crate::shell::Shell;
+use crate::submission::Submission;
+use crate::worker::{Worker, reap_one};
+
+const KNOWN_DEVICES: &str = "`sim:KEY=VALUE,...`";
+
+/// How to open a [`Pager`].
+#[derive(Debug)]
+pub struct PagerBuilder {
+    simulator: Arc<Simulator>,
+    info: DeviceInfo,
+    vram: Option<u64>,
+    gtt: Option<u64>,
+    host: u64,
+    swap: Option<(PathBuf, u64)>,
+}
+
+impl PagerBuilder {
+    /// Most bytes of device memory to use; all of it unless told.
+    #[must_use]
+    pub fn vram(mut self, bytes: u64) -> Self {
+        self.vram = Some(bytes);
+        self
+    }
+
+    /// Bytes of host memory for what does not fit in VRAM; 1 GiB unless told.
+    #[must_use]
+    pub fn host(mut self, bytes: u64) -> Self {
+        self.host = bytes;
+        self
+    }
+
+    /// How much of the host memory the device may see at a time; half of it unless told.
+    #[must_use]
+    pub fn gtt(mut self, bytes: u64) -> Self {
+        self.gtt = Some(bytes);
+        self
+    }
+
+    /// A swap file of `bytes` in `dir`; none unless told.
+    #[must_use]
+    pub fn swap(mut self, dir: impl Into<PathBuf>, bytes: u64) -> Self {
+        self.swap = Some((dir.into(), bytes));
+        self
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Opens the device and takes it into management.
+    ///
+    /// # Errors
+    /// [`Error::File`] for the swap file, [`Error::Device`] and [`Error::Open`] for the device;
+    /// nothing is left open.
+    pub fn open(self) -> Result<Pager, Error> {
+        let swap_bytes = self.swap.as_ref().map_or(0, |&(_, bytes)| bytes);
+        let swap = match self.swap {
+            Some((dir, bytes)) if bytes > 0 => {
+                let file: Arc<dyn Storage> = Arc::new(SwapFile::create(&dir, bytes)?);
+                Some(file)
+            }
+            _ => None,
+        };
+        let limits = Limits {
+            vram: self.vram.unwrap_or(self.info.vram_bytes),
+            gtt: self.gtt.unwrap_or(self.host / 2),
+            host: self.host,
+            swap: swap_bytes,
+        };
+        let gpu = self.simulator.open(self.info.id)?;
+        let (device, runner) = vrampager_core::open(gpu, limits, swap)?;
+        let stream = match runner.open_stream(ChannelKind::Compute) {
+            Ok(stream) => stream,
+            Err(error) => {
+                runner.close();
+                return Err(error.into());
+            }
+        };
+        let shell = Arc::new(Shell::new(device, runner));
+        let worker = Worker::start(&shell).map_err(Error::Worker)?;
+        Ok(Pager {
+            info: self.info,
+            simulator: self.simulator,
+            shell,
+            worker: Some(worker),
+            stream,
+            next_file: AtomicU32::new(0),
+        })
+    }
+}
+
+/// One GPU under management. Shared between threads by reference or in an `Arc`.
+///
+/// Dropping it while buffers are alive is allowed: the device closes with the last of them.
+#[derive(Debug)]
+pub struct Pager {
+    info: DeviceInfo,
+    simulator: Arc<Simulator>,
+    pub(crate) shell: Arc<Shell>,
+    worker: Option<Worker>,
+    pub(crate) stream: TimelineId,
+    next_file: AtomicU32,
+}
+
+/// A pager at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stats {
+    /// Domains, buffers and sums.
+    pub manager: Snapshot,
+    /// What the device holds for the manager.
+    pub device: Counters,
+    /// What its engines have done.
+    pub engines: EngineStats,
+}
+
+impl Pager {
+    /// Finds the device that `device` names, such as `sim:vram=256M,bar=64M`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`], [`Error::Configuration`] naming the key that is wrong.
+    pub fn builder(device: &str) -> Result<PagerBuilder, Error> {
+        let simulator = find(device)?;
+        let info = simulator.devices()?.swap_remove(0);
+        Ok(PagerBuilder {
+            simulator,
+            info,
+            vram: None,
+            gtt: None,
+            host: 1 << 30,
+            swap: None,
+        })
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Begins to describe a buffer of `len` bytes; `name` appears in reports.
+    #[must_use]
+    pub fn buffer(&self, name: &str, len: u64) -> BufferBuilder<'_> {
+        BufferBuilder::new(self, name, len)
+    }
+
+    /// Begins to describe work for the device.
+    pub fn submission(&self) -> Submission<'_> {
+        Submission::new(self)
+    }
+
+    /// Takes an open file as backing for clean buffers. `path` is for reports.
+    ///
+    /// # Errors
+    /// [`Error::File`] unless it is a regular file.
+    pub fn file(&self, file: File, path: &Path) -> Result<Arc<FileBacking>, Error> {
+        let (source, len) = Source::new(file, path)?;
+        let id = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
+        self.shell.runner.add_file(id, Arc::new(source));
+        let (shell, path) = (self.shell.clone(), path.to_path_buf());
+        Ok(Arc::new(FileBacking {
+            shell,
+            id,
+            path,
+            len,
+        }))
+    }
+
+    /// Everything at this moment.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let manager = self.shell.lock_observed().snapshot();
+        let device = self.shell.runner.counters();
+        let engines = self
+            .simulator
+            .device(self.info.id)
+            .map(vrampager_sim::SimDevice::stats);
+        Stats {
+            manager,
+            device,
+            engines: engines.unwrap_or_default(),
+        }
+    }
+
+    /// Verifies every invariant of the manager; linear in the number of buffers.
+    ///
+    /// # Panics
+    /// With the name of the invariant that is broken.
+    pub fn check(&self) {
+        self.shell.lock().check();
+    }
+
+    /// Brings back all released memory, closes the device and returns what it would not take
+    /// back: all zero unless the device misbehaved.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while buffers are alive. The device then closes with the last of them.
+    pub fn close(mut self) -> Result<Counters, Error> {
+        drop(self.worker.take());
+        while self.shell.lock().next_ghost().is_some() {
+            reap_one(&self.shell);
+        }
+        let buffers = self.shell.lock().snapshot().buffers;
+        if buffers > 0 {
+            return Err(Error::InUse { buffers });
+        }
+        self.shell.runner.close_stream(self.stream)?;
+        Ok(self.shell.runner.close())
+    }
+}
+
+fn find(device: &str) -> Result<Arc<Simulator>, Error> {
+    let (kind, rest) = device.split_once(':').unwrap_or((device, ""));
+    if kind != "sim" {
+        return Err(Error::UnknownDevice {
+            given: device.to_owned(),
+            known: KNOWN_DEVICES,
+        });
+    }
+    let config: SimConfig = rest.parse().map_err(vrampager_sim::SimError::from)?;
+    Ok(Simulator::new(config)?)
+}
+
+/// All devices that `device` names, without opening any.
+///
+/// # Errors
+/// As for [`Pager::builder`].
+pub fn discover(device: &str) -> Result<Arc<dyn Discovery>, Error> {
+    Ok(find(device)?)
+}

@@ -1,0 +1,116 @@
+//! The thin shell around core: one lock, waiting, and performing effects outside the lock.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use vrampager_core::{Device, Done, Error, Grant, Runner, Step, TaskId};
+
+/// A blocked request looks again at least this often, whatever it was told.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// A device with its lock.
+///
+/// Lock order: `device` first, then the runner's own locks, which are leaves. The device is never
+/// locked while the runner performs effects or waits.
+#[derive(Debug)]
+pub(crate) struct Shell {
+    device: Mutex<Device>,
+    changed: Condvar,
+    pub(crate) runner: Runner,
+}
+
+/// How a task came out of [`Shell::drive`].
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Granted(Grant),
+    Done(Done),
+}
+
+impl Shell {
+    pub(crate) fn new(device: Device, runner: Runner) -> Self {
+        Self {
+            device: Mutex::new(device),
+            changed: Condvar::new(),
+            runner,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Device> {
+        // A panic inside core is a bug found by its own assertions; the device's state is then
+        // not to be trusted.
+        self.device.lock().expect("core has not panicked")
+    }
+
+    /// Locks the device with its timelines brought up to date.
+    pub(crate) fn lock_observed(&self) -> MutexGuard<'_, Device> {
+        let progress = self.runner.progress();
+        let mut device = self.lock();
+        for (timeline, value) in progress {
+            device.observe(timeline, value);
+        }
+        device
+    }
+
+    /// Wakes everyone who waits for the device to change.
+    pub(crate) fn announce(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until `ready` holds of the device.
+    pub(crate) fn wait_until(&self, ready: impl Fn(&Device) -> bool) {
+        let waited = self
+            .changed
+            .wait_while(self.lock(), |device| !ready(device));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Carries a task forward until it is granted or over.
+    pub(crate) fn drive(&self, task: TaskId) -> Result<Outcome, Error> {
+        loop {
+            let mut device = self.lock_observed();
+            let step = device.step(task);
+            match step {
+                Step::Perform(_) => {
+                    drop(device);
+                    self.perform(task, step);
+                }
+                Step::Blocked => self.pause(device),
+                Step::Granted(grant) => return Ok(Outcome::Granted(grant)),
+                Step::Done(result) => {
+                    drop(device);
+                    self.announce();
+                    return result.map(Outcome::Done);
+                }
+            }
+            self.announce();
+        }
+    }
+
+    fn perform(&self, task: TaskId, first: Step) {
+        let mut next = Some(first);
+        while let Some(Step::Perform(effects)) = next {
+            let outcome = self.runner.perform(&effects);
+            next = self.lock().performed(task, &outcome);
+        }
+    }
+
+    fn pause(&self, device: MutexGuard<'_, Device>) {
+        let epoch = device.epoch();
+        let unchanged = |device: &mut Device| device.epoch() == epoch;
+        let paused = self.changed.wait_timeout_while(device, RECHECK, unchanged);
+        drop(paused.expect("core has not panicked"));
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        while self
+            .device
+            .get_mut()
+            .is_ok_and(|device| device.next_ghost().is_some())
+        {
+            crate::worker::reap_one(self);
+        }
+        self.runner.close();
+    }
+}
