@@ -375,6 +375,8 @@ impl Queue for Session {
     fn signal(&self, fence: Fence) {
         let mut state = self.shared.enter();
         state.queues.raise(fence);
+        let words = [fence.timeline.0.into(), fence.value];
+        self.shared.card.control().record(106, 0, &words);
         self.shared.changed.notify_all();
     }
 

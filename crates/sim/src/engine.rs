@@ -278,11 +278,15 @@ impl Shared {
 
     /// See [`Queue::wait`](vrampager_hal::Queue::wait).
     pub(crate) fn wait(&self, fence: Fence, timeout: Duration) -> Result<(), HalError> {
-        let out_of_time = match self.card.config.mode {
+        let result = match self.card.config.mode {
             Mode::Threaded => self.wait_in_wall_time(fence, timeout),
             Mode::Deterministic => self.wait_in_virtual_time(fence, timeout),
         };
-        match out_of_time {
+        let words = [fence.timeline.0.into(), fence.value];
+        self.card
+            .control()
+            .record(105, u64::from(result.is_ok()), &words);
+        match result {
             Err(HalError::Timeout { .. }) if self.card.config.has(PlantedBug::TimeoutIsSuccess) => {
                 Ok(())
             }

@@ -123,9 +123,9 @@ impl Heaps {
     /// # Panics
     /// When there is no such object, or it is still mapped.
     pub(crate) fn destroy(&mut self, id: MemId) {
-        let object = self.objects.remove(&id);
-        let object = object.unwrap_or_else(|| panic!("{id:?} does not exist"));
-        assert_eq!(object.mappings, 0, "{id:?} is still mapped");
+        let mappings = self.object_mut(id).mappings;
+        assert_eq!(mappings, 0, "{id:?} is still mapped");
+        let object = self.objects.remove(&id).expect("looked up above");
         match object.backing {
             Backing::Host(_) => self.host_used -= object.size,
             Backing::Vram(runs) => {

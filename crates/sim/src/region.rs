@@ -127,10 +127,8 @@ impl Drop for Region {
         // SAFETY: the region owns the mapping, and this is its last use. Users of CPU mappings
         // have promised to be done before they release them.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(
-            result.is_ok(),
-            "munmap of an owned range cannot fail: {result:?}"
-        );
+        // It fails only where the process is at its limit of mappings and would have to split one.
+        debug_assert!(result.is_ok(), "munmap: {result:?}");
     }
 }
 

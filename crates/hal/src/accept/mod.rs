@@ -7,16 +7,19 @@
 //! Needed are 16 MiB of VRAM, an aperture of 1 MiB, and nobody else on the device.
 //!
 //! # Examples
-//! ```no_run
-//! # fn main() -> Result<(), vrampager_hal::HalError> {
-//! # let discovery: &dyn vrampager_hal::Discovery = unimplemented!();
-//! for device in discovery.devices()? {
-//!     for report in vrampager_hal::accept::all(discovery, device.id) {
-//!         assert!(report.passed(), "{report}");
+//! ```
+//! use vrampager_hal::{Discovery, HalError, accept};
+//!
+//! fn accepted(discovery: &dyn Discovery) -> Result<bool, HalError> {
+//!     let mut accepted = true;
+//!     for device in discovery.devices()? {
+//!         for report in accept::all(discovery, device.id) {
+//!             print!("{report}");
+//!             accepted &= report.passed();
+//!         }
 //!     }
+//!     Ok(accepted)
 //! }
-//! # Ok(())
-//! # }
 //! ```
 
 mod bench;

@@ -1,5 +1,6 @@
 //! What a simulated device does beyond the contracts, in both modes.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::bench::{Bench, PAGE, TIMEOUT, bytes, copy};
@@ -226,6 +227,64 @@ fn a_bar_smaller_than_device_memory_limits_cpu_mappings_of_device_memory_only() 
     assert!(bench.gpu.memory.map_cpu(host, 0, 1 << 20).is_ok());
     bench.gpu.release.unmap_cpu(first.id()).unwrap();
     assert!(bench.gpu.memory.map_cpu(mem, 8192, 8192).is_ok());
+}
+
+#[test]
+fn a_broken_request_panics_and_harms_nobody_else() {
+    for mode in MODES {
+        let mut bench = Bench::new(&format!("vram=1M,bar=1M,{mode}"));
+        let buffer = bench.buffer(Heap::Vram, PAGE);
+        let before = bench.gpu.release.counters();
+        let release = bench.gpu.release.clone();
+        let broken = catch_unwind(AssertUnwindSafe(|| release.destroy(buffer.mem)));
+        assert!(broken.is_err(), "a mapped object was destroyed");
+        let broken = catch_unwind(AssertUnwindSafe(|| release.release_va(buffer.span)));
+        assert!(broken.is_err(), "a range was released under its mapping");
+        assert_eq!(bench.gpu.release.counters(), before);
+        let fill = Op::Fill {
+            dst: buffer.va,
+            len: PAGE,
+            byte: 1,
+        };
+        let fence = bench.submit(&[fill]);
+        assert_eq!(bench.gpu.queue.wait(fence, TIMEOUT), Ok(()), "{mode}");
+        bench.free(&buffer);
+    }
+}
+
+#[test]
+fn threads_with_channels_of_their_own_do_not_disturb_each_other() {
+    const LEN: u64 = 256 << 10;
+    let mut bench = Bench::new("vram=8M,bar=8M,ring=4");
+    let buffers: Vec<_> = (0..8)
+        .map(|_| (bench.buffer(Heap::Host, LEN), bench.buffer(Heap::Vram, LEN)))
+        .collect();
+    let queue = &bench.gpu.queue;
+    std::thread::scope(|scope| {
+        for (n, (host, device)) in (1_u8..).zip(&buffers) {
+            scope.spawn(move || {
+                let kind = [ChannelKind::Copy, ChannelKind::Compute][usize::from(n % 2)];
+                let channel = queue.create_channel(kind).unwrap();
+                let timeline = queue.create_timeline().unwrap();
+                for value in 1..=50 {
+                    let fence = vrampager_hal::Fence { timeline, value };
+                    let fill = Op::Fill {
+                        dst: host.va,
+                        len: LEN,
+                        byte: n.wrapping_mul(17),
+                    };
+                    let ops = [fill, copy(host, device, LEN), Op::Signal(fence)];
+                    queue.submit(channel, &ops).unwrap();
+                    queue.wait(fence, TIMEOUT).unwrap();
+                }
+                assert!(
+                    bytes(device, 0, LEN)
+                        .iter()
+                        .all(|&b| b == n.wrapping_mul(17))
+                );
+            });
+        }
+    });
 }
 
 #[test]

@@ -6,3 +6,5 @@ mod bench;
 mod determinism;
 #[cfg(test)]
 mod device;
+#[cfg(test)]
+mod random;
