@@ -57,3 +57,8 @@ pub use vrampager_core::{
 };
 pub use vrampager_hal::{Access, Counters, DeviceInfo};
 pub use vrampager_sim::EngineStats;
+
+/// Runs the README's example with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
