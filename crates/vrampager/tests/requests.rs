@@ -1,0 +1,233 @@
+//! What a user of the library may ask for, and what he hears when it is wrong.
+#![expect(clippy::unwrap_used, reason = "a step that fails ends the test")]
+
+use vrampager::{Error, ErrorKind, MemType, Pager, Placement};
+
+const MIB: u64 = 1 << 20;
+
+fn pager() -> Pager {
+    Pager::builder("sim:vram=8M,bar=1M")
+        .unwrap()
+        .host(8 * MIB)
+        .open()
+        .unwrap()
+}
+
+#[test]
+fn an_unknown_kind_of_device_is_refused_with_the_known_ones() {
+    let error = Pager::builder("cuda:0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(
+        error.to_string(),
+        "device `cuda:0` is of no known kind; use `sim:KEY=VALUE,...`"
+    );
+}
+
+#[test]
+fn a_wrong_key_in_a_device_string_is_named() {
+    let error = Pager::builder("sim:vram=12Q").unwrap_err();
+    assert!(error.to_string().contains("`vram`"), "{error}");
+}
+
+#[test]
+fn a_device_string_without_keys_uses_the_defaults() {
+    assert_eq!(Pager::builder("sim").unwrap().info().vram_bytes, 256 * MIB);
+}
+
+#[test]
+fn work_submitted_before_a_buffer_is_dropped_still_finishes() {
+    let pager = pager();
+    let (kept, dropped) = (
+        pager.buffer("kept", MIB).create().unwrap(),
+        pager.buffer("dropped", MIB).create().unwrap(),
+    );
+    let mut job = pager.submission();
+    job.fill(&dropped, 0, MIB, 7)
+        .unwrap()
+        .copy((&dropped, 0), (&kept, 0), MIB)
+        .unwrap();
+    let work = job.submit().unwrap();
+    drop(dropped);
+    work.wait().unwrap();
+    let mut byte = [0];
+    kept.read(MIB - 1, &mut byte).unwrap();
+    assert_eq!(byte, [7]);
+}
+
+#[test]
+fn a_pinned_buffer_keeps_its_address_while_others_pass_through() {
+    let pager = pager();
+    let pinned = pager.buffer("pinned", 4 * MIB).create().unwrap();
+    pinned.write(0, &[9; 16]).unwrap();
+    let pin = pinned.pin().unwrap();
+    let address = pin.gpu_address();
+    for i in 0..4 {
+        let other = pager
+            .buffer(&format!("other{i}"), 4 * MIB)
+            .create()
+            .unwrap();
+        pager
+            .submission()
+            .fill(&other, 0, 1, 1)
+            .unwrap()
+            .submit()
+            .unwrap()
+            .wait()
+            .unwrap();
+    }
+    assert_eq!(pinned.residency(), Some(MemType::VRAM));
+    assert_eq!(pin.gpu_address(), address);
+    let large = pager.buffer("large", 6 * MIB).create().unwrap();
+    let error = pager
+        .submission()
+        .read(&large)
+        .unwrap()
+        .submit()
+        .unwrap_err();
+    assert!(error.to_string().contains("4 MiB pinned"), "{error}");
+    drop(pin);
+    pager
+        .submission()
+        .read(&large)
+        .unwrap()
+        .submit()
+        .unwrap()
+        .wait()
+        .unwrap();
+    let mut back = [0; 16];
+    pinned.read(0, &mut back).unwrap();
+    assert_eq!(back, [9; 16]);
+}
+
+#[test]
+fn moving_a_buffer_on_request_keeps_its_bytes() {
+    let pager = pager();
+    let buffer = pager.buffer("wanderer", MIB + 1).create().unwrap();
+    buffer.write(MIB, b"!").unwrap();
+    let stations = [
+        (Placement::vram(), MemType::VRAM),
+        (Placement::system(), MemType::SYSTEM),
+        (Placement::gtt(), MemType::GTT),
+        (Placement::vram(), MemType::VRAM),
+    ];
+    for (placement, expected) in stations {
+        buffer.move_to(placement).unwrap();
+        assert_eq!(buffer.residency(), Some(expected));
+        let mut byte = [0];
+        buffer.read(MIB, &mut byte).unwrap();
+        assert_eq!(&byte, b"!", "in {expected}");
+    }
+}
+
+#[test]
+fn ranges_outside_a_buffer_are_refused_with_its_name_and_size() {
+    let pager = pager();
+    let (a, b) = (
+        pager.buffer("a", 10).create().unwrap(),
+        pager.buffer("b", 10).create().unwrap(),
+    );
+    let wrong = [
+        a.read(10, &mut [0]).unwrap_err(),
+        a.write(u64::MAX, &[0]).unwrap_err(),
+        pager.submission().fill(&a, 5, 6, 0).map(drop).unwrap_err(),
+        pager
+            .submission()
+            .copy((&a, 0), (&b, 1), 10)
+            .map(drop)
+            .unwrap_err(),
+    ];
+    for error in wrong {
+        assert!(matches!(error, Error::Range { size: 10, .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    let error = pager
+        .submission()
+        .copy((&a, 0), (&a, 4), 5)
+        .map(drop)
+        .unwrap_err();
+    assert!(matches!(error, Error::Overlap { len: 5, .. }), "{error}");
+}
+
+#[test]
+fn a_buffer_of_another_pager_is_refused() {
+    let (here, there) = (pager(), pager());
+    let foreign = there.buffer("foreign", 1).create().unwrap();
+    let error = here.submission().read(&foreign).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Foreign { .. }), "{error}");
+}
+
+#[test]
+fn an_empty_buffer_is_refused() {
+    let error = pager().buffer("empty", 0).create().unwrap_err();
+    assert_eq!(error.to_string(), "invalid request: buffer is empty");
+}
+
+#[test]
+fn a_buffer_larger_than_the_address_space_is_refused() {
+    let error = pager().buffer("huge", u64::MAX).create().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn closing_with_live_buffers_says_how_many() {
+    let pager = pager();
+    let _alive = pager.buffer("alive", 1).create().unwrap();
+    let error = pager.close().unwrap_err();
+    assert!(matches!(error, Error::InUse { buffers: 1 }), "{error}");
+}
+
+#[test]
+fn empty_work_is_done_at_once() {
+    let pager = pager();
+    pager.submission().submit().unwrap().wait().unwrap();
+    let a = pager.buffer("a", 1).create().unwrap();
+    pager
+        .submission()
+        .fill(&a, 1, 0, 3)
+        .unwrap()
+        .submit()
+        .unwrap()
+        .wait()
+        .unwrap();
+}
+
+#[test]
+fn limits_larger_than_the_device_are_refused_with_numbers() {
+    let error = Pager::builder("sim:vram=8M")
+        .unwrap()
+        .vram(9 * MIB)
+        .open()
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(
+        error
+            .to_string()
+            .contains("VRAM heap has 8 MiB free, 9 MiB needed"),
+        "{error}"
+    );
+}
+
+/// Case R6: the source of a move stays authoritative until the copy is over.
+#[test]
+fn a_copy_that_fails_midway_is_repeated_and_loses_nothing() {
+    let device = "sim:vram=8M,fault=copy:2:100,fault=copy:5:0";
+    let pager = Pager::builder(device)
+        .unwrap()
+        .host(16 * MIB)
+        .open()
+        .unwrap();
+    let buffers: Vec<_> = (0..6)
+        .map(|i| pager.buffer(&format!("b{i}"), 3 * MIB).create().unwrap())
+        .collect();
+    for (byte, buffer) in (0..).zip(&buffers) {
+        buffer.write(0, &vec![byte; 3 << 20]).unwrap();
+        buffer.move_to(Placement::vram()).unwrap();
+    }
+    for (byte, buffer) in (0..).zip(&buffers) {
+        let mut back = vec![99; 3 << 20];
+        buffer.read(0, &mut back).unwrap();
+        assert!(back.iter().all(|&each| each == byte), "b{byte}");
+    }
+    drop(buffers);
+    assert!(pager.close().unwrap().is_zero());
+}
