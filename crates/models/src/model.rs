@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{File, FileType, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,16 @@ pub enum Format {
     Onnx,
     /// <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3.
     Gguf,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Safetensors => "safetensors",
+            Self::Onnx => "ONNX",
+            Self::Gguf => "GGUF",
+        })
+    }
 }
 
 /// One tensor: a range of bytes in the file.

@@ -239,6 +239,24 @@ mod gguf {
     }
 
     #[test]
+    fn quantised_tensors_are_as_long_as_their_blocks() {
+        // Type number, elements, bytes: two blocks of each, from the tables of ggml.
+        let cases = [
+            (2, 64, 36),
+            (8, 64, 68),
+            (10, 512, 168),
+            (Q4_K, 512, 288),
+            (14, 512, 420),
+        ];
+        for (ggml_type, elements, len) in cases {
+            let mut bytes = with_tensors(&[tensor("a", &[elements], ggml_type, 0)]);
+            bytes.resize(bytes.len() + 512, 0);
+            let layout = Layout::of_bytes(Path::new("a"), &bytes).unwrap();
+            assert_eq!(layout.tensors[0].len, len, "type {ggml_type}");
+        }
+    }
+
+    #[test]
     fn metadata_of_every_type_is_stepped_over() {
         let strings = [
             8_u32.to_le_bytes().to_vec(),
