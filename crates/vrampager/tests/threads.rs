@@ -1,13 +1,18 @@
 //! Many threads on one device that is too small for them.
+//!
+//! `VRAMPAGER_STRESS_SECONDS` makes the first test go on for at least that long.
 #![expect(clippy::unwrap_used, reason = "a step that fails ends the test")]
 
 use std::sync::Barrier;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use vrampager::{Buffer, Error, Pager};
 
 const MIB: u64 = 1 << 20;
 const THREADS: u8 = 16;
+/// Enough that every thread has been evicted by the others many times.
+const ROUNDS: u32 = 40;
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 fn next(state: &mut u64) -> u64 {
@@ -25,7 +30,7 @@ fn is_all(buffer: &Buffer, byte: u8) -> Result<bool, Error> {
 }
 
 /// One thread's share: fills, copies from a buffer all share, CPU writes; every result verified.
-fn work(pager: &Pager, shared: &[Buffer], me: u8, rounds: u32) -> Result<u64, Error> {
+fn work(pager: &Pager, shared: &[Buffer], me: u8, until: Instant) -> Result<u64, Error> {
     let mine: Vec<Buffer> = (0..3)
         .map(|i| {
             pager
@@ -36,7 +41,9 @@ fn work(pager: &Pager, shared: &[Buffer], me: u8, rounds: u32) -> Result<u64, Er
     let mut content = [0_u8; 3];
     let mut state = u64::from(me);
     let mut wrong = 0;
-    for _ in 0..rounds {
+    let mut rounds = 0;
+    while rounds < ROUNDS || Instant::now() < until {
+        rounds += 1;
         let which = usize::try_from(next(&mut state) % 3).unwrap();
         let (buffer, byte) = (&mine[which], u8::try_from(next(&mut state) % 251).unwrap());
         match next(&mut state) % 3 {
@@ -86,6 +93,8 @@ fn sixteen_threads_oversubscribe_one_device_without_error_loss_or_leak() {
             .write(0, &vec![byte; usize::try_from(MIB).unwrap()])
             .unwrap();
     }
+    let seconds = std::env::var("VRAMPAGER_STRESS_SECONDS").map_or(0, |text| text.parse().unwrap());
+    let until = Instant::now() + Duration::from_secs(seconds);
     let start = Barrier::new(usize::from(THREADS));
     let wrong: u64 = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -93,7 +102,7 @@ fn sixteen_threads_oversubscribe_one_device_without_error_loss_or_leak() {
                 let (pager, shared, start) = (&pager, &shared, &start);
                 scope.spawn(move || {
                     start.wait();
-                    work(pager, shared, me, 40).unwrap()
+                    work(pager, shared, me, until).unwrap()
                 })
             })
             .collect();
