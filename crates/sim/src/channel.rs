@@ -160,11 +160,10 @@ impl Queues {
         stopped.next().map_or(Verdict::Pending, Verdict::Stopped)
     }
 
-    /// Channels whose front can run.
+    /// Channels whose front can run, or is running: only the engine that runs it asks.
     pub(crate) fn runnable(&self) -> Vec<ChannelId> {
         let runnable = |channel: &Channel| {
             channel.stopped.is_none()
-                && !channel.running
                 && match channel.ring.front() {
                     Some(Op::Wait(fence)) => self.completed(fence.timeline) >= fence.value,
                     Some(Op::Signal(_) | Op::Copy { .. } | Op::Fill { .. }) => true,
@@ -250,5 +249,31 @@ impl Queues {
     /// Drops the channels; timelines keep their values, which never decrease.
     pub(crate) fn shut_down(&mut self) {
         self.channels.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_serve_their_channels_in_turn() {
+        let mut queues = Queues::new(8);
+        let timeline = queues.create_timeline();
+        let signal = [Op::Signal(Fence { timeline, value: 1 }); 3];
+        let busy = [(); 3].map(|()| queues.create_channel(ChannelKind::Copy));
+        let idle = queues.create_channel(ChannelKind::Copy);
+        let other = queues.create_channel(ChannelKind::Compute);
+        for id in busy.into_iter().chain([other]) {
+            queues.submit(id, &signal).unwrap();
+        }
+        let mut last = idle;
+        let turns = [(); 6].map(|()| {
+            last = queues.next_of(ChannelKind::Copy, last).unwrap();
+            queues.retire(last);
+            last
+        });
+        let [a, b, c] = busy;
+        assert_eq!(turns, [a, b, c, a, b, c]);
     }
 }

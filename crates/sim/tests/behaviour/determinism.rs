@@ -43,6 +43,14 @@ fn a_seed_repeats_its_history() {
 }
 
 #[test]
+fn calls_are_part_of_the_history() {
+    let bench = Bench::new("vram=1M,mode=deterministic");
+    let before = bench.device().event_hash();
+    bench.gpu.memory.create(Heap::Host, PAGE).unwrap();
+    assert_ne!(bench.device().event_hash(), before);
+}
+
+#[test]
 fn seeds_differ_in_the_order_of_independent_work() {
     let winners: Vec<u8> = (0..50).map(|seed| history(seed).1).collect();
     assert!(winners.contains(&1) && winners.contains(&2), "{winners:?}");

@@ -196,6 +196,14 @@ fn a_wait_that_nothing_can_end_jumps_to_its_deadline() {
 }
 
 #[test]
+fn a_deterministic_device_gets_on_with_its_work_while_it_is_polled() {
+    let mut bench = Bench::new("vram=1M,mode=deterministic");
+    let fence = bench.submit(&[]);
+    let done = (0..1_000).any(|_| bench.gpu.queue.completed(fence.timeline) == fence.value);
+    assert!(done);
+}
+
+#[test]
 fn two_channels_of_one_kind_do_not_block_each_other() {
     for mode in MODES {
         let mut bench = Bench::new(&format!("vram=1M,bar=1M,{mode}"));
@@ -288,6 +296,30 @@ fn threads_with_channels_of_their_own_do_not_disturb_each_other() {
 }
 
 #[test]
+fn destroying_a_channel_waits_for_the_operation_that_runs() {
+    const LEN: u64 = 32 << 20;
+    let mut bench = Bench::new("vram=64M,bar=64M");
+    let (src, dst) = (bench.buffer(Heap::Vram, LEN), bench.buffer(Heap::Host, LEN));
+    for byte in 1..=4 {
+        src.cpu.fill(0, LEN, byte);
+        let channel = bench.gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+        let before = bench.device().stats();
+        bench
+            .gpu
+            .queue
+            .submit(channel, &[copy(&src, &dst, LEN)])
+            .unwrap();
+        while bench.device().stats().ops == before.ops {
+            std::thread::yield_now();
+        }
+        bench.gpu.release.destroy_channel(channel).unwrap();
+        let copied = bench.device().stats().copied_bytes - before.copied_bytes;
+        assert_eq!(copied, LEN);
+        assert_eq!(bytes(&dst, LEN - 1, 1), [byte]);
+    }
+}
+
+#[test]
 fn storage_keeps_what_was_written_and_fails_as_ordered() {
     let mut bench = Bench::new("vram=1M,mode=deterministic");
     let buffer = bench.buffer(Heap::Host, 2 * PAGE);
@@ -301,6 +333,8 @@ fn storage_keeps_what_was_written_and_fails_as_ordered() {
     let (offset, len) = (0, PAGE);
     let full = Err(StorageError::NoSpace { offset, len });
     assert_eq!(file.write(offset, &buffer.cpu, 0, len), full);
+    assert_eq!(file.read(offset, &buffer.cpu, PAGE, len), Ok(()));
+    assert_eq!(bytes(&buffer, 2 * PAGE - 1, 1), [POISON]);
     assert_eq!(file.write(offset, &buffer.cpu, 0, len), Ok(()));
 
     file.fail_read(2, StorageFault::Io(std::io::ErrorKind::Other));
