@@ -134,7 +134,7 @@ impl Runner {
         let stream = stream.ok_or(HalError::Unsupported("a closed stream"))?;
         let mut all: Vec<Op> = waits.iter().copied().map(Op::Wait).collect();
         all.extend_from_slice(ops);
-        stream.submit(&self.gpu, &all)
+        stream.submit(&self.gpu, &self.streams(), &all)
     }
 
     /// Waits until `fence` is reached, recovering stopped channels meanwhile.
@@ -179,7 +179,7 @@ impl Runner {
             Effect::ReleaseVa(span) => self.gpu.release.release_va(*span)?,
             Effect::Map(map) => self.gpu.memory.map_gpu(*map)?,
             Effect::Unmap(span) => self.gpu.release.unmap_gpu(*span)?,
-            Effect::Copy(ops) => return Ok(Some(self.moves.submit(&self.gpu, ops)?)),
+            Effect::Copy(ops) => return Ok(Some(self.moves.submit(&self.gpu, &[], ops)?)),
             Effect::Clear(spans) => {
                 for span in spans {
                     self.host.fill(span.start(), span.len(), 0);
@@ -284,7 +284,8 @@ impl Runner {
             self.staging.put(piece, busy);
             return Err(error.into());
         }
-        let submitted = prepare(piece).and_then(|ops| Ok(self.moves.submit(&self.gpu, &ops)?));
+        let submitted =
+            prepare(piece).and_then(|ops| Ok(self.moves.submit(&self.gpu, &[], &ops)?));
         self.staging.put(piece, submitted.as_ref().ok().copied());
         submitted
     }
@@ -328,21 +329,19 @@ impl Runner {
                 &[span_at(piece.va, step)],
             );
             let end = done + index(step);
+            let submitted = busy
+                .map_or(Ok(()), |fence| self.wait(fence))
+                .and_then(|()| self.moves.submit(&self.gpu, &[], &ops));
             // The piece stays ours until it has been read.
-            let fetched = self.fetch(&ops, busy);
+            let fetched = submitted.clone().and_then(|fence| self.wait(fence));
             if fetched.is_ok() {
                 self.host.read(piece.offset, &mut into[done..end]);
             }
-            self.staging.put(piece, fetched.as_ref().err().and(busy));
+            self.staging.put(piece, submitted.ok().or(busy));
             fetched?;
             done = end;
         }
         Ok(())
-    }
-
-    fn fetch(&self, ops: &[Op], busy: Option<Fence>) -> Result<(), HalError> {
-        busy.map_or(Ok(()), |fence| self.wait(fence))?;
-        self.wait(self.moves.submit(&self.gpu, ops)?)
     }
 
     /// Writes device memory at GPU addresses `window` from `offset` on, through staging; the

@@ -7,7 +7,7 @@
 //! and remembered as failed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use vrampager_hal::{
@@ -18,6 +18,8 @@ use vrampager_hal::{
 pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 /// How often a waiting thread looks after channels that others depend on.
 const SLICE: Duration = Duration::from_millis(100);
+/// How often a submission looks for room in a full ring.
+const ROOM_SLICE: Duration = Duration::from_millis(1);
 /// Replays without progress before the device counts as lost.
 const REPLAYS_MAX: u32 = 8;
 /// Failed submissions remembered per stream.
@@ -44,12 +46,41 @@ pub(crate) struct Stream {
 struct State {
     channel: ChannelId,
     next: u64,
-    /// Submissions that may not have run yet, oldest first.
+    /// Submissions that may not have run yet, oldest first, each ending with its signal.
     log: VecDeque<(u64, Vec<Op>)>,
+    /// Where in the log the channel's part ends: whole submissions, and operations of the next.
+    sent: usize,
+    begun: usize,
     failed: BTreeMap<u64, Fault>,
     replays: u32,
     /// Progress at the last replay.
     replayed_at: u64,
+}
+
+impl State {
+    /// Nothing of the log is on the channel.
+    fn rewind(&mut self) {
+        (self.sent, self.begun) = (0, 0);
+    }
+
+    /// Takes the newest submission back if nothing of it can run; `false` if something can.
+    fn withdraw(&mut self, error: &HalError) -> bool {
+        let Some(last) = self.log.len().checked_sub(1) else {
+            return false;
+        };
+        let untouched = self.sent < last || self.sent == last && self.begun == 0;
+        // Only behind a timeout is there a channel that still runs.
+        let halted = self.sent == last && !matches!(error, HalError::Timeout { .. });
+        if !untouched && !halted {
+            return false;
+        }
+        self.log.pop_back();
+        self.next -= 1;
+        if self.sent == last {
+            self.begun = 0;
+        }
+        true
+    }
 }
 
 impl Stream {
@@ -66,6 +97,8 @@ impl Stream {
             channel,
             next: 1,
             log: VecDeque::new(),
+            sent: 0,
+            begun: 0,
             failed: BTreeMap::new(),
             replays: 0,
             replayed_at: 0,
@@ -96,66 +129,112 @@ impl Stream {
         }
     }
 
-    /// Submits operations and returns the fence behind them. Waits while the ring is full.
-    pub(crate) fn submit(&self, gpu: &Gpu, ops: &[Op]) -> Result<Fence, HalError> {
+    /// Submits operations and returns the fence behind them: all of them, or on error none. Waits
+    /// while the ring is full, and looks after `peers` meanwhile, on which its work may depend.
+    pub(crate) fn submit(
+        &self,
+        gpu: &Gpu,
+        peers: &[Arc<Self>],
+        ops: &[Op],
+    ) -> Result<Fence, HalError> {
         let mut state = self.lock();
+        self.prune(gpu, &mut state);
+        let fence = self.fence(state.next);
+        let mut all = Vec::with_capacity(ops.len() + 1);
+        all.extend_from_slice(ops);
+        all.push(Op::Signal(fence));
+        state.next += 1;
+        state.log.push_back((fence.value, all));
+        match self.send_all(gpu, peers, &mut state) {
+            Err(error) if state.withdraw(&error) => Err(error),
+            Ok(()) | Err(_) => Ok(fence),
+        }
+    }
+
+    fn send_all(&self, gpu: &Gpu, peers: &[Arc<Self>], state: &mut State) -> Result<(), HalError> {
+        let mut waited = Duration::ZERO;
         loop {
-            self.prune(gpu, &mut state);
-            let value = state.next;
-            match submit_signalled(gpu, state.channel, ops, self.fence(value)) {
-                Ok(()) => {
-                    state.next += 1;
-                    state.log.push_back((value, ops.to_vec()));
-                    return Ok(self.fence(value));
-                }
-                Err(HalError::Fault(_)) => self.recover(gpu, &mut state)?,
-                Err(HalError::QueueFull { channel, capacity }) => {
-                    let Some(&(oldest, _)) = state.log.front() else {
-                        drop(state);
-                        return self.submit_halves(
-                            gpu,
-                            ops,
-                            HalError::QueueFull { channel, capacity },
-                        );
-                    };
-                    match gpu.queue.wait(self.fence(oldest), DEADLINE) {
-                        Ok(()) => {}
-                        Err(HalError::Fault(_)) => self.recover(gpu, &mut state)?,
+            match self.send(gpu, state) {
+                Ok(()) => return Ok(()),
+                Err(HalError::Fault(_)) => self.recover(gpu, state)?,
+                Err(HalError::QueueFull { .. }) => {
+                    // Room comes operation by operation, which no fence tells.
+                    let oldest = self.fence(state.log[0].0);
+                    match gpu.queue.wait(oldest, ROOM_SLICE) {
+                        Ok(()) => waited = Duration::ZERO,
+                        Err(HalError::Fault(_)) => self.recover(gpu, state)?,
+                        Err(HalError::Timeout { .. }) => waited += ROOM_SLICE,
                         Err(error) => return Err(error),
                     }
+                    if waited >= DEADLINE {
+                        return Err(HalError::Timeout { waited });
+                    }
+                    for peer in peers {
+                        // What ails a peer shows in its own fences.
+                        drop(peer.try_look_after(gpu));
+                    }
+                    self.prune(gpu, state);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// For more operations than an empty ring holds.
-    fn submit_halves(&self, gpu: &Gpu, ops: &[Op], full: HalError) -> Result<Fence, HalError> {
-        if ops.len() < 2 {
-            return Err(full);
+    /// Puts what the channel does not have yet onto it, as far as there is room.
+    fn send(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
+        while let Some((_, ops)) = state.log.get(state.sent) {
+            let rest = &ops[state.begun..];
+            let mut size = rest.len();
+            while let Err(error) = gpu.queue.submit(state.channel, &rest[..size]) {
+                if !matches!(error, HalError::QueueFull { .. }) || size == 1 {
+                    return Err(error);
+                }
+                size /= 2;
+            }
+            state.begun += size;
+            if state.begun == ops.len() {
+                (state.sent, state.begun) = (state.sent + 1, 0);
+            }
         }
-        let (first, second) = ops.split_at(ops.len() / 2);
-        self.submit(gpu, first)?;
-        self.submit(gpu, second)
+        Ok(())
     }
 
     fn prune(&self, gpu: &Gpu, state: &mut State) {
         let done = gpu.queue.completed(self.timeline);
         while state.log.front().is_some_and(|&(value, _)| value <= done) {
             state.log.pop_front();
+            state.sent -= 1;
         }
     }
 
-    /// Looks after a channel that has stopped; does nothing for one that runs.
+    /// Replaces a channel that has stopped, and sends what could not be sent before.
     pub(crate) fn look_after(&self, gpu: &Gpu) -> Result<(), HalError> {
-        let mut state = self.lock();
+        self.tend(gpu, &mut self.lock())
+    }
+
+    /// The same, unless another thread is at it.
+    fn try_look_after(&self, gpu: &Gpu) -> Result<(), HalError> {
+        match self.state.try_lock() {
+            Ok(mut state) => self.tend(gpu, &mut state),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn tend(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
         match gpu.queue.submit(state.channel, &[]) {
-            Err(HalError::Fault(_)) => self.recover(gpu, &mut state),
-            Ok(()) | Err(HalError::QueueFull { .. }) => Ok(()),
+            Err(HalError::Fault(_)) => self.recover(gpu, state)?,
+            Ok(()) | Err(HalError::QueueFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        match self.send(gpu, state) {
+            // A channel that stops again is for the next visit.
+            Ok(()) | Err(HalError::QueueFull { .. } | HalError::Fault(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
+    /// Puts a new channel in the place of one that has stopped. On error the old one is still
+    /// there, stopped.
     fn recover(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
         let fault = match gpu.queue.submit(state.channel, &[]) {
             Err(HalError::Fault(fault)) => fault,
@@ -164,24 +243,30 @@ impl Stream {
             Err(error) => return Err(error),
         };
         self.prune(gpu, state);
-        gpu.release.destroy_channel(state.channel)?;
-        state.channel = gpu.queue.create_channel(self.kind)?;
-        match self.on_fault {
-            OnFault::Drop => {
-                for (value, _) in std::mem::take(&mut state.log) {
-                    if state.failed.len() == FAILED_MAX {
-                        state.failed.pop_first();
-                    }
-                    state.failed.insert(value, fault);
-                    gpu.queue.signal(self.fence(value));
-                }
-                Ok(())
-            }
-            OnFault::Replay => self.replay(gpu, state),
+        if self.on_fault == OnFault::Replay {
+            self.count_replay(gpu, state)?;
         }
+        let fresh = gpu.queue.create_channel(self.kind)?;
+        if let Err(error) = gpu.release.destroy_channel(state.channel) {
+            gpu.release.destroy_channel(fresh)?;
+            return Err(error);
+        }
+        state.channel = fresh;
+        if self.on_fault == OnFault::Drop {
+            let lost = state.sent + usize::from(state.begun > 0);
+            for (value, _) in state.log.drain(..lost) {
+                if state.failed.len() == FAILED_MAX {
+                    state.failed.pop_first();
+                }
+                state.failed.insert(value, fault);
+                gpu.queue.signal(self.fence(value));
+            }
+        }
+        state.rewind();
+        Ok(())
     }
 
-    fn replay(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
+    fn count_replay(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
         let done = gpu.queue.completed(self.timeline);
         state.replays = if done > state.replayed_at {
             1
@@ -192,9 +277,6 @@ impl Stream {
         if state.replays > REPLAYS_MAX {
             return Err(HalError::DeviceLost(DeviceLossCause::RepeatedFaults));
         }
-        for (value, ops) in &state.log {
-            submit_signalled(gpu, state.channel, ops, self.fence(*value))?;
-        }
         Ok(())
     }
 
@@ -204,24 +286,8 @@ impl Stream {
     }
 }
 
-fn submit_signalled(
-    gpu: &Gpu,
-    channel: ChannelId,
-    ops: &[Op],
-    fence: Fence,
-) -> Result<(), HalError> {
-    let mut all = Vec::with_capacity(ops.len() + 1);
-    all.extend_from_slice(ops);
-    all.push(Op::Signal(fence));
-    gpu.queue.submit(channel, &all)
-}
-
 /// Waits for `fence`, meanwhile looking after every stream that work may depend on.
-pub(crate) fn wait(
-    gpu: &Gpu,
-    streams: &[std::sync::Arc<Stream>],
-    fence: Fence,
-) -> Result<(), HalError> {
+pub(crate) fn wait(gpu: &Gpu, streams: &[Arc<Stream>], fence: Fence) -> Result<(), HalError> {
     let mut waited = Duration::ZERO;
     loop {
         match gpu.queue.wait(fence, SLICE) {
