@@ -38,15 +38,25 @@ pub(crate) enum Undo {
     Destroy(MemId),
 }
 
-/// Undoes stages in reverse. What a driver refuses to take back is left to the counters that
-/// closing returns: every other stage is still undone.
+/// Undoes stages in reverse, mappings first. What a driver refuses to take back is left to the
+/// counters that closing returns: every other stage is still undone, except that nothing below a
+/// mapping that stays may be taken away (the contract of [`vrampager_hal::Release`]).
 pub(crate) fn undo_all(gpu: &Gpu, stages: Vec<Undo>) {
-    for stage in stages.into_iter().rev() {
-        let undone = match stage {
-            Undo::ReleaseVa(span) => gpu.release.release_va(span),
-            Undo::Unmap(span) => gpu.release.unmap_gpu(span),
-            Undo::UnmapCpu(map) => gpu.release.unmap_cpu(map),
-            Undo::Destroy(mem) => gpu.release.destroy(mem),
+    let is_mapping = |stage: &Undo| matches!(stage, Undo::Unmap(_) | Undo::UnmapCpu(_));
+    let (mappings, below): (Vec<Undo>, Vec<Undo>) = stages.into_iter().partition(is_mapping);
+    mappings.into_iter().rev().for_each(|stage| stage.undo(gpu));
+    if gpu.release.counters().mappings == 0 {
+        below.into_iter().rev().for_each(|stage| stage.undo(gpu));
+    }
+}
+
+impl Undo {
+    fn undo(self, gpu: &Gpu) {
+        let undone = match self {
+            Self::ReleaseVa(span) => gpu.release.release_va(span),
+            Self::Unmap(span) => gpu.release.unmap_gpu(span),
+            Self::UnmapCpu(map) => gpu.release.unmap_cpu(map),
+            Self::Destroy(mem) => gpu.release.destroy(mem),
         };
         drop(undone);
     }
