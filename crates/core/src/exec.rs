@@ -1,5 +1,7 @@
 //! Carrying tasks forward: reserve, validate, map, grant.
 
+use std::sync::Arc;
+
 use vrampager_addr::{PAGE_SIZE, Va};
 use vrampager_hal::{Access, Fence, HalError};
 use vrampager_space::RangeRequest;
@@ -59,6 +61,7 @@ impl Device {
         match &self.tasks[id].kind {
             Kind::Create(_) => self.step_create(id),
             &Kind::Created(buffer) => self.end(id, Ok(Done::Created(buffer))),
+            &Kind::Tried(done) => self.end(id, Ok(done)),
             Kind::Reap => match self.take_ghost(|_| true) {
                 Some(job) => self.perform(id, job),
                 None => self.end(id, Ok(Done::Idle)),
@@ -131,7 +134,7 @@ impl Device {
     fn uses(&self, id: TaskId) -> &[Use] {
         match &self.tasks[id].kind {
             Kind::Exec { uses } => uses,
-            Kind::Create(_) | Kind::Created(_) | Kind::Reap => &[],
+            Kind::Create(_) | Kind::Created(_) | Kind::Reap | Kind::Tried(_) => &[],
         }
     }
 
@@ -265,6 +268,7 @@ impl Device {
         self.note_done(&job, done);
         let Some((index, error)) = outcome.failed.clone() else {
             let victim = job.plan.buffer().filter(|_| job.victim);
+            self.tried(id, Done::Reaped);
             self.commit(job, outcome.fence);
             self.let_go(victim);
             return None;
@@ -304,24 +308,55 @@ impl Device {
             task.spared.insert(victim);
             task.cause = Some(error);
         } else if matches!(job.plan, Plan::Reap(_)) {
-            self.tasks[id].cause = Some(error);
+            self.fail_reap(id, job.failed_waiting, error);
         } else {
-            let buffer = target
-                .or_else(|| self.subject(id))
-                .expect("a job is about some buffer");
-            let buffer = self.buffers[buffer].name.clone();
+            let name = |buffer: BufferId| self.buffers[buffer].name.clone();
+            let buffer = target.map(name).or_else(|| self.subject(id));
+            let buffer = buffer.expect("a job is about some buffer");
             self.tasks[id].verdict = Some(Error::Effect { buffer, error });
         }
         self.abandon(job, stuck);
         self.let_go(victim);
     }
 
-    /// The buffer a task is busy with.
-    fn subject(&self, id: TaskId) -> Option<BufferId> {
+    /// A piece of released memory did not come back. Nobody waits for the same piece again at
+    /// once: its deadline has passed, and something else has to happen first.
+    fn fail_reap(&mut self, id: TaskId, failed_waiting: bool, error: EffectError) {
+        self.tried(
+            id,
+            if failed_waiting {
+                Done::Idle
+            } else {
+                Done::Reaped
+            },
+        );
+        match self.subject(id) {
+            // A lost device is not waited for a second time.
+            Some(buffer) if failed_waiting && self.lost.is_none() => {
+                self.tasks[id].verdict = Some(Error::Effect { buffer, error });
+            }
+            Some(_) | None => self.tasks[id].cause = Some(error),
+        }
+    }
+
+    /// A task that only reaps has had its turn.
+    fn tried(&mut self, id: TaskId, done: Done) {
+        let task = &mut self.tasks[id];
+        if matches!(task.kind, Kind::Reap) {
+            task.kind = Kind::Tried(done);
+        }
+    }
+
+    /// Name of the buffer a task is busy with.
+    fn subject(&self, id: TaskId) -> Option<Arc<str>> {
+        let name = |&buffer: &BufferId| self.buffers[buffer].name.clone();
         match &self.tasks[id].kind {
-            Kind::Created(buffer) => Some(*buffer),
-            Kind::Exec { uses } => uses.get(self.tasks[id].settled).map(|each| each.buffer),
-            Kind::Create(_) | Kind::Reap => None,
+            Kind::Create(buffer) => Some(buffer.name.clone()),
+            Kind::Created(buffer) => Some(name(buffer)),
+            Kind::Exec { uses } => uses
+                .get(self.tasks[id].settled)
+                .map(|each| name(&each.buffer)),
+            Kind::Reap | Kind::Tried(_) => None,
         }
     }
 

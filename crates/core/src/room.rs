@@ -197,11 +197,9 @@ impl Device {
     fn reap_job(&mut self, at: usize) -> Job {
         let ghost = self.ghosts.remove(at).expect("an index just found");
         let mut effects = Vec::new();
-        let pending = ghost
-            .fences
-            .iter()
-            .copied()
-            .filter(|&fence| !self.reached.contains(fence));
+        // A lost device runs nothing any more, so nothing is left to wait for.
+        let over = |fence: &Fence| self.lost.is_some() || self.reached.contains(*fence);
+        let pending = ghost.fences.iter().copied().filter(|fence| !over(fence));
         let pending: Vec<Fence> = pending.collect();
         if !pending.is_empty() {
             effects.push(Effect::Wait(pending));

@@ -44,9 +44,9 @@ pub enum Step {
 pub enum Done {
     /// A buffer was created.
     Created(BufferId),
-    /// One piece of released memory has come back.
+    /// One piece of released memory has come back, or is in quarantine for good.
     Reaped,
-    /// There was nothing to do.
+    /// Nothing has come back: there was nothing, or its fences were not reached in time.
     Idle,
 }
 
@@ -111,6 +111,8 @@ pub(crate) enum Kind {
     Exec { uses: Vec<Use> },
     /// Bring back one piece of released memory.
     Reap,
+    /// That has been tried.
+    Tried(Done),
 }
 
 #[derive(Debug)]
@@ -137,7 +139,7 @@ impl Task {
     pub(crate) fn buffers(&self) -> impl Iterator<Item = BufferId> + '_ {
         let uses: &[Use] = match &self.kind {
             Kind::Exec { uses } => uses,
-            Kind::Create(_) | Kind::Created(_) | Kind::Reap => &[],
+            Kind::Create(_) | Kind::Created(_) | Kind::Reap | Kind::Tried(_) => &[],
         };
         uses.iter().map(|each| each.buffer)
     }
