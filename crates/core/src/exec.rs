@@ -420,7 +420,19 @@ impl Device {
             self.tasks[id].job.is_none(),
             "effects under way are reported first"
         );
+        // A buffer whose creation is given up has an owner no more.
+        let unborn = match self.tasks[id].kind {
+            Kind::Created(buffer) if self.buffers.contains_key(buffer) => Some(buffer),
+            Kind::Create(_)
+            | Kind::Created(_)
+            | Kind::Exec { .. }
+            | Kind::Reap
+            | Kind::Tried(_) => None,
+        };
         self.remove_task(id);
+        if let Some(buffer) = unborn {
+            self.dispose(buffer);
+        }
     }
 
     fn end(&mut self, id: TaskId, result: Result<Done, Error>) -> Step {
