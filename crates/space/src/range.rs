@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::fmt;
 
 use vrampager_addr::Span;
 
@@ -128,7 +129,7 @@ struct Hole {
 /// assert!(space.insert(&RangeRequest::new(0x9000)).is_err());
 /// assert_eq!(space.remove(0x8000).map(|span| span.len()), Some(0x1000));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RangeAllocator {
     span: Span,
     gap: GapRule,
@@ -503,18 +504,45 @@ impl EvictionScan<'_> {
         self.hit
     }
 
-    /// The candidates to evict, the last added first: those that overlap the place found. Empty
+    /// The candidates to evict, the last added first: those that overlap the place
+    /// found or stand too near to it. Empty
     /// when there is none.
     #[must_use]
     pub fn victims(&self) -> Vec<Span> {
         let Some(hit) = self.hit else {
             return Vec::new();
         };
+        let too_near = |start: u64| {
+            let node = self.space.live[&start];
+            let color = self.request.color;
+            let end = node.end.saturating_add((self.space.gap)(node.color, color));
+            let begin = start.saturating_sub((self.space.gap)(color, node.color));
+            end > hit.start() && begin < hit.end()
+        };
         self.added
             .iter()
             .rev()
-            .map(|start| span(*start, self.space.live[start].end))
-            .filter(|victim| victim.overlaps(hit))
+            .copied()
+            .filter(|&start| too_near(start))
+            .map(|start| span(start, self.space.live[&start].end))
             .collect()
+    }
+}
+
+impl fmt::Debug for RangeAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = f.debug_map();
+        let mut at = self.span.start();
+        for range in self.ranges() {
+            if at < range.span.start() {
+                parts.entry(&span(at, range.span.start()), &"free");
+            }
+            parts.entry(&range.span, &range.color);
+            at = range.span.end();
+        }
+        if at < self.span.end() {
+            parts.entry(&span(at, self.span.end()), &"free");
+        }
+        parts.finish()
     }
 }

@@ -1,0 +1,519 @@
+//! What `drm_mm`'s unit tests promise of a range allocator, with the same inputs.
+
+mod common;
+
+use common::Rng;
+use vrampager_addr::Span;
+use vrampager_space::{Mode, RangeAllocator, RangeRequest, SpaceError};
+
+const PRIMES: [u64; 31] = [
+    2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97,
+    101, 103, 107, 109, 113, 127,
+];
+
+const MODES: [Mode; 4] = [Mode::Best, Mode::Low, Mode::High, Mode::Evict];
+
+fn span(start: u64, len: u64) -> Span {
+    Span::new(start, len).unwrap()
+}
+
+fn space(start: u64, len: u64) -> RangeAllocator {
+    RangeAllocator::new(span(start, len))
+}
+
+/// `2^p - 1`, `2^p` and `2^p + 1` for primes up to 53: the sizes where rounding goes wrong.
+fn awkward_sizes() -> impl Iterator<Item = u64> {
+    PRIMES
+        .into_iter()
+        .take_while(|&p| p < 54)
+        .flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1])
+}
+
+fn is_no_space<T: std::fmt::Debug>(result: Result<T, SpaceError>) -> bool {
+    matches!(result, Err(SpaceError::NoSpace { .. }))
+}
+
+fn assert_contiguous(mm: &RangeAllocator, count: u64, size: u64) {
+    let starts: Vec<_> = mm.ranges().map(|range| range.span.start()).collect();
+    assert_eq!(starts, (0..count).map(|n| n * size).collect::<Vec<_>>());
+    mm.check();
+}
+
+#[test]
+fn an_empty_space_is_one_hole_and_becomes_one_again() {
+    let mut mm = space(0, 4096);
+    assert_eq!(mm.holes().collect::<Vec<_>>(), [span(0, 4096)]);
+    mm.reserve(span(0, 4096), 0).unwrap();
+    assert_eq!(mm.holes().count(), 0);
+    assert_eq!(mm.remove(0), Some(span(0, 4096)));
+    assert_eq!(mm.holes().collect::<Vec<_>>(), [span(0, 4096)]);
+}
+
+#[test]
+fn debug_output_shows_ranges_and_holes_in_address_order() {
+    let mut mm = space(0, 4096);
+    mm.reserve(span(512, 1024), 1).unwrap();
+    mm.reserve(span(2560, 1024), 2).unwrap();
+    let text = format!("{mm:?}");
+    let at = |part: &str| {
+        text.find(part)
+            .unwrap_or_else(|| panic!("{part} not in {text}"))
+    };
+    assert!(at("[0x0, 0x200)") < at("[0x200, 0x600)"));
+    assert!(at("[0x600, 0xa00)") < at("[0xa00, 0xe00)"));
+}
+
+#[test]
+fn reservations_beyond_the_space_or_empty_are_refused() {
+    for size in awkward_sizes() {
+        let end = 1024 * size;
+        let mut mm = space(0, end);
+        for (start, len) in [(0, 0), (end, 0), (size, 0), (end - 1, 0)] {
+            assert!(
+                mm.reserve(span(start, len), 0).is_err(),
+                "empty at {start:#x}"
+            );
+        }
+        let outside = [
+            (end, size),
+            (end, end / 2),
+            (end - size, size + 1),
+            (0, end + 1),
+            (1, end),
+        ];
+        for (start, len) in outside {
+            let result = mm.reserve(span(start, len), 0);
+            assert_eq!(result, Err(SpaceError::OutOfRange { start, len }));
+        }
+        // Negative and wrapping requests can't be written down as a span at all.
+        for (start, len) in [
+            (u64::MAX, size),
+            (size, u64::MAX),
+            (u64::MAX - size + 1, size),
+        ] {
+            assert_eq!(Span::new(start, len), None);
+        }
+        assert_eq!(mm.free_bytes(), end);
+    }
+}
+
+#[test]
+fn a_space_fills_by_reservations_in_any_order_and_refuses_any_overlap() {
+    let mut rng = Rng(1);
+    for size in awkward_sizes() {
+        let count = 1024;
+        let mut mm = space(0, count * size);
+        let order = rng.shuffled(count);
+        for n in &order {
+            mm.reserve(span(n * size, size), 0).unwrap();
+            assert!(is_no_space(mm.reserve(span(n * size, size), 0)));
+        }
+        assert_contiguous(&mm, count, size);
+        for n in &order {
+            assert!(is_no_space(mm.reserve(span(n * size, 1), 0)));
+            assert!(is_no_space(mm.reserve(span(n * size + size - 1, 1), 0)));
+            assert!(is_no_space(
+                mm.reserve(span(n * size, (count - n) * size), 0)
+            ));
+            assert_eq!(mm.remove(n * size), Some(span(n * size, size)));
+            mm.reserve(span(n * size, size), 0).unwrap();
+        }
+        assert!(is_no_space(mm.reserve(span(0, count * size), 0)));
+        for group in PRIMES {
+            let group = usize::try_from(group).unwrap();
+            for n in &order[..group] {
+                mm.remove(n * size).unwrap();
+            }
+            for n in &order[..group] {
+                mm.reserve(span(n * size, size), 0).unwrap();
+            }
+        }
+        assert_contiguous(&mm, count, size);
+    }
+}
+
+#[test]
+fn insertion_fills_the_space_completely_and_refills_what_is_removed() {
+    let mut rng = Rng(2);
+    for (size, mode) in awkward_sizes().flat_map(|size| MODES.map(|mode| (size, mode))) {
+        let count = 1024;
+        let mut mm = space(0, count * size);
+        let request = RangeRequest::new(size).mode(mode);
+        for _ in 0..count {
+            mm.insert(&request).unwrap();
+        }
+        assert!(is_no_space(mm.insert(&request)));
+        assert_contiguous(&mm, count, size);
+        let order = rng.shuffled(count);
+        for n in &order {
+            mm.remove(n * size).unwrap();
+            assert_eq!(
+                mm.insert(&request),
+                Ok(span(n * size, size)),
+                "the only hole"
+            );
+        }
+        for group in PRIMES {
+            let group = usize::try_from(group).unwrap();
+            for n in &order[..group] {
+                mm.remove(n * size).unwrap();
+            }
+            for _ in 0..group {
+                mm.insert(&request).unwrap();
+            }
+            assert!(is_no_space(mm.insert(&request)));
+        }
+        assert_contiguous(&mm, count, size);
+    }
+}
+
+#[test]
+fn replacing_a_range_keeps_its_place_and_hands_over_its_colour() {
+    let mut mm = space(0, 4096);
+    mm.reserve(span(1024, 512), 7).unwrap();
+    assert_eq!(mm.replace(1024, 9), Some(7));
+    assert_eq!(
+        mm.find(1100).map(|range| (range.span, range.color)),
+        Some((span(1024, 512), 9))
+    );
+    assert_eq!(mm.replace(1025, 1), None);
+    mm.check();
+}
+
+#[test]
+fn limited_insertion_fills_exactly_the_whole_slots_inside_the_limits() {
+    for p in PRIMES.into_iter().take_while(|&p| p < 50) {
+        let (count, size) = (if p < 20 { 8192 } else { 512 }, 1_u64 << p);
+        let max = count * size;
+        let limits = [
+            (0, max),
+            (1, max),
+            (0, max - 1),
+            (0, max / 2),
+            (max / 2, max),
+            (max / 4 + 1, 3 * max / 4 - 1),
+        ];
+        for ((lo, hi), mode) in limits
+            .into_iter()
+            .flat_map(|limit| MODES.map(|m| (limit, m)))
+        {
+            let mut mm = space(0, max);
+            let within = Span::from_bounds(lo, hi).unwrap();
+            let request = RangeRequest::new(size)
+                .align(size)
+                .mode(mode)
+                .within(within);
+            let slots = hi / size - lo.div_ceil(size);
+            for _ in 0..slots {
+                assert!(within.covers(mm.insert(&request).unwrap()));
+            }
+            assert!(is_no_space(mm.insert(&request)));
+            let first = mm.ranges().next().unwrap().span.start();
+            assert_eq!(first, lo.div_ceil(size) * size);
+            mm.check();
+        }
+    }
+}
+
+#[test]
+fn insertion_outside_the_space_is_refused() {
+    let mut mm = space(1024, 1024);
+    for (size, lo, hi) in [
+        (1, 0, 1024),
+        (1024, 512, 1536),
+        (1024, 1536, 2560),
+        (1, 2048, 3072),
+    ] {
+        let request = RangeRequest::new(size).within(Span::from_bounds(lo, hi).unwrap());
+        assert!(mm.insert(&request).is_err(), "[{lo}, {hi})");
+    }
+    assert_eq!(mm.free_bytes(), 1024);
+}
+
+#[test]
+fn every_prime_alignment_is_kept_in_every_mode() {
+    for mode in MODES {
+        let mut mm = space(1, u64::MAX - 2);
+        for pair in PRIMES.windows(2) {
+            let got = mm
+                .insert(&RangeRequest::new(pair[1]).align(pair[0]).mode(mode))
+                .unwrap();
+            assert_eq!(got.start() % pair[0], 0);
+        }
+        mm.check();
+    }
+}
+
+#[test]
+fn alignments_up_to_the_top_bit_fit_a_64_bit_space() {
+    for (top, mode) in [31, 63]
+        .into_iter()
+        .flat_map(|top| MODES.map(|mode| (top, mode)))
+    {
+        let mut mm = space(1, u64::MAX - 2);
+        for bit in (1..=top).rev() {
+            let (align, size) = (1_u64 << bit, (1_u64 << (bit - 1)) + 1);
+            let request = RangeRequest::new(size).align(align).mode(mode);
+            let got = mm.insert(&request);
+            assert_eq!(
+                got.map(|span| span.start() % align),
+                Ok(0),
+                "bit {bit} of {top} {mode:?}"
+            );
+        }
+        mm.check();
+    }
+}
+
+#[test]
+fn top_down_and_bottom_up_insertion_leave_one_hole_and_refill_from_their_end() {
+    let count = 8192;
+    for (size, mode) in (0..7).flat_map(|p| [Mode::High, Mode::Low].map(|mode| (1_u64 << p, mode)))
+    {
+        let mut mm = space(0, count * size);
+        let request = RangeRequest::new(size).mode(mode);
+        for n in 1..=count {
+            mm.insert(&request).unwrap();
+            let hole = mm
+                .holes()
+                .next()
+                .map_or((0, 0), |hole| (hole.start(), hole.len()));
+            let left = (count - n) * size;
+            let start = if mode == Mode::Low && left > 0 {
+                n * size
+            } else {
+                0
+            };
+            assert_eq!(hole, (start, left));
+        }
+        let order = Rng(3).shuffled(count);
+        for group in PRIMES {
+            let mut slots = order[..usize::try_from(group).unwrap()].to_vec();
+            for n in &slots {
+                mm.remove(n * size).unwrap();
+            }
+            slots.sort_unstable();
+            if mode == Mode::High {
+                slots.reverse();
+            }
+            for n in slots {
+                assert_eq!(mm.insert(&request).map(Span::start), Ok(n * size));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_edge_hole_that_is_too_small_does_not_stop_lowest_or_highest() {
+    for mode in [Mode::Low, Mode::High] {
+        let mut mm = space(0, 7);
+        mm.reserve(span(1, 1), 0).unwrap();
+        mm.reserve(span(5, 1), 0).unwrap();
+        let got = mm.insert(&RangeRequest::new(2).mode(mode).once()).unwrap();
+        assert!(span(2, 3).covers(got));
+    }
+}
+
+#[test]
+fn fragmented_spaces_stay_fast_to_search() {
+    // Counted in holes skipped rather than time: 10 000 holes of 4 KiB can't hold 8 KiB, and
+    // each search must pass over them without looking at every one. A quadratic search would
+    // take minutes here.
+    for mode in [Mode::Low, Mode::High] {
+        let mut mm = space(1, u64::MAX - 2);
+        let page = RangeRequest::new(4096).mode(mode);
+        let starts: Vec<u64> = (0..10_000)
+            .map(|_| mm.insert(&page).unwrap().start())
+            .collect();
+        for start in starts.iter().step_by(2) {
+            mm.remove(*start).unwrap();
+        }
+        let double = RangeRequest::new(8192).mode(mode);
+        for _ in 0..30_000 {
+            mm.insert(&double).unwrap();
+        }
+        mm.check();
+    }
+}
+
+fn full_of_units(count: u64) -> RangeAllocator {
+    let mut mm = space(0, count);
+    for start in 0..count {
+        mm.reserve(span(start, 1), 0).unwrap();
+    }
+    mm
+}
+
+/// Scans, evicts, inserts into the room made, and puts the victims back.
+fn evict_and_restore(mm: &mut RangeAllocator, order: &[u64], request: RangeRequest) -> Span {
+    let mut scan = mm.eviction_scan(&request).unwrap();
+    let hit = order
+        .iter()
+        .find_map(|&start| scan.add(start))
+        .expect("everything may go");
+    let victims = scan.victims();
+    for victim in &victims {
+        mm.remove(victim.start()).unwrap();
+    }
+    let got = mm.insert(&request.mode(Mode::Evict)).unwrap();
+    assert_eq!(got, hit, "only the room made is free");
+    assert_eq!(mm.holes().count(), 0, "no more was evicted than needed");
+    mm.remove(got.start()).unwrap();
+    for victim in victims {
+        mm.reserve(victim, 0).unwrap();
+    }
+    got
+}
+
+#[test]
+fn scanning_without_evicting_changes_nothing() {
+    let mm = full_of_units(64);
+    let before = format!("{mm:?}");
+    let mut scan = mm.eviction_scan(&RangeRequest::new(65)).unwrap();
+    for start in Rng(4).shuffled(64) {
+        assert_eq!(scan.add(start), None);
+    }
+    assert!(scan.victims().is_empty());
+    assert_eq!(format!("{mm:?}"), before);
+}
+
+#[test]
+fn eviction_makes_exactly_the_room_asked_for() {
+    let count = 8192;
+    let mut mm = full_of_units(count);
+    let order = Rng(5).shuffled(count);
+    for mode in [Mode::Low, Mode::High] {
+        for bit in 0..=13 {
+            let got = evict_and_restore(&mut mm, &order, RangeRequest::new(1 << bit).mode(mode));
+            assert_eq!(got.len(), 1 << bit);
+        }
+        for bit in 0..=12 {
+            let request = RangeRequest::new(count / 2).align(1 << bit).mode(mode);
+            let got = evict_and_restore(&mut mm, &order, request);
+            assert_eq!(got.start() % (1 << bit), 0);
+        }
+        for n in PRIMES {
+            let request = RangeRequest::new((count - n).div_ceil(2))
+                .align(n)
+                .mode(mode);
+            let got = evict_and_restore(&mut mm, &order, request);
+            assert_eq!(got.start() % n, 0);
+        }
+    }
+    assert_contiguous(&mm, count, 1);
+}
+
+#[test]
+fn limited_eviction_stays_inside_the_limits() {
+    let count = 8192;
+    let mut mm = full_of_units(count);
+    let order = Rng(6).shuffled(count);
+    let within = span(2048, 4096);
+    for bit in 0..=12 {
+        let request = RangeRequest::new(1 << bit).within(within);
+        assert!(within.covers(evict_and_restore(&mut mm, &order, request)));
+    }
+    assert_contiguous(&mm, count, 1);
+}
+
+/// One unit between neighbours of different colour.
+fn one_unit_gap(left: u32, right: u32) -> u64 {
+    u64::from(left != right)
+}
+
+#[test]
+fn colours_are_kept_with_their_ranges() {
+    let mut mm = space(0, 4096 * 4097);
+    for size in 1..=4096_u32 {
+        mm.insert(&RangeRequest::new(u64::from(size)).color(size))
+            .unwrap();
+    }
+    assert!(
+        mm.ranges()
+            .all(|range| range.span.len() == u64::from(range.color))
+    );
+    assert_eq!(mm.ranges().count(), 4096);
+}
+
+#[test]
+fn neighbours_of_different_colour_keep_their_gap() {
+    for mode in MODES {
+        let mut mm = RangeAllocator::with_gap(span(0, 1 << 20), one_unit_gap);
+        mm.reserve(span(1000, 100), 1).unwrap();
+        assert!(
+            is_no_space(mm.reserve(span(1100, 100), 2)),
+            "abuts another colour"
+        );
+        assert!(is_no_space(mm.reserve(span(900, 100), 2)));
+        mm.reserve(span(1100, 100), 1).unwrap();
+        mm.reserve(span(1201, 100), 2).unwrap();
+        for n in 0..4096_u32 {
+            let align = [1, 3, 8, 11][usize::try_from(n % 4).unwrap()];
+            let request = RangeRequest::new(u64::from(n % 64) + 1).color(n + 3);
+            let got = mm.insert(&request.align(align).mode(mode)).unwrap();
+            assert_eq!(got.start() % align, 0);
+        }
+        let all: Vec<_> = mm.ranges().collect();
+        for pair in all.windows(2) {
+            let gap = one_unit_gap(pair[0].color, pair[1].color);
+            assert!(
+                pair[0].span.end() + gap <= pair[1].span.start(),
+                "{mode:?} {pair:?}"
+            );
+        }
+        mm.check();
+    }
+}
+
+#[test]
+fn eviction_counts_neighbours_that_stand_too_close() {
+    let count = 2 * 1024_u64;
+    let mut mm = RangeAllocator::with_gap(span(0, count * 2 - 1), one_unit_gap);
+    for n in 0..count {
+        mm.reserve(span(n * 2, 1), u32::try_from(n).unwrap())
+            .unwrap();
+    }
+    let order: Vec<u64> = Rng(7).shuffled(count).into_iter().map(|n| n * 2).collect();
+    for (size, mode) in (0..8).flat_map(|p| [Mode::Low, Mode::High].map(|m| (1_u64 << p, m))) {
+        let request = RangeRequest::new(size).mode(mode).color(u32::MAX);
+        let mut scan = mm.eviction_scan(&request).unwrap();
+        order
+            .iter()
+            .find_map(|&start| scan.add(start))
+            .expect("everything may go");
+        let victims: Vec<_> = scan.victims();
+        let old: Vec<_> = victims
+            .iter()
+            .map(|span| mm.find(span.start()).unwrap())
+            .collect();
+        for victim in &victims {
+            mm.remove(victim.start()).unwrap();
+        }
+        let got = mm
+            .insert(&request)
+            .expect("the victims made room with its gaps");
+        mm.check();
+        mm.remove(got.start()).unwrap();
+        for range in old {
+            mm.reserve(range.span, range.color).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_space_of_almost_all_addresses_reports_its_free_bytes_exactly() {
+    let mut mm = space(1, u64::MAX - 2);
+    assert_eq!(mm.free_bytes(), u64::MAX - 2);
+    let got = mm.insert(&RangeRequest::new(u64::MAX - 2)).unwrap();
+    assert_eq!((got.start(), got.end()), (1, u64::MAX - 1));
+    assert!(is_no_space(mm.insert(&RangeRequest::new(1))));
+    let error = mm.insert(&RangeRequest::new(u64::MAX)).unwrap_err();
+    assert_eq!(
+        error,
+        SpaceError::NoSpace {
+            needed: u64::MAX,
+            free: 0,
+            largest: 0
+        }
+    );
+}
