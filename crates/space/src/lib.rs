@@ -24,6 +24,7 @@ mod buddy;
 mod error;
 mod offsets;
 mod range;
+mod sub;
 #[cfg(test)]
 mod testing;
 mod zones;
@@ -32,4 +33,5 @@ pub use buddy::{Block, Buddy, BuddyRequest, Content};
 pub use error::{ErrorKind, SpaceError};
 pub use offsets::{AccessDenied, FakeOffsets};
 pub use range::{EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
+pub use sub::{Fit, SubAllocator};
 pub use zones::{SpaceFence, VaSpace, VaStats, Zone};
