@@ -7,6 +7,13 @@ use core::fmt;
 use vrampager_addr::Span;
 
 use crate::SpaceError;
+use index::HoleIndex;
+use node::{Segment, Side};
+use tree::{Path, Tree};
+
+mod index;
+mod node;
+mod tree;
 
 #[cfg(test)]
 mod tests;
@@ -100,22 +107,6 @@ pub struct Range {
 /// follows it.
 pub type GapRule = fn(u32, u32) -> u64;
 
-fn no_gap(_: u32, _: u32) -> u64 {
-    0
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    end: u64,
-    color: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Hole {
-    end: u64,
-    made: u64,
-}
-
 /// An allocator of ranges of a 64-bit space, kept in address order.
 ///
 /// # Examples
@@ -132,10 +123,12 @@ struct Hole {
 #[derive(Clone)]
 pub struct RangeAllocator {
     span: Span,
-    gap: GapRule,
-    live: BTreeMap<u64, Node>,
-    holes: BTreeMap<u64, Hole>,
-    clock: u64,
+    gap: Option<GapRule>,
+    /// Absent when the span is empty.
+    tree: Option<Tree>,
+    /// Made by the first request that needs it.
+    index: Option<HoleIndex>,
+    len: usize,
     free: u64,
 }
 
@@ -143,22 +136,24 @@ impl RangeAllocator {
     /// An empty space. The span may start anywhere and be empty.
     #[must_use]
     pub fn new(span: Span) -> Self {
-        Self::with_gap(span, no_gap)
+        let tree = (!span.is_empty()).then(|| Tree::new(span.start(), span.end()));
+        Self {
+            span,
+            gap: None,
+            tree,
+            index: None,
+            len: 0,
+            free: span.len(),
+        }
     }
 
     /// A space with a rule about neighbours. The ends of the space are no neighbours.
     #[must_use]
     pub fn with_gap(span: Span, gap: GapRule) -> Self {
-        let mut space = Self {
-            span,
-            gap,
-            live: BTreeMap::new(),
-            holes: BTreeMap::new(),
-            clock: 0,
-            free: span.len(),
-        };
-        space.add_hole(span.start(), span.end());
-        space
+        Self {
+            gap: Some(gap),
+            ..Self::new(span)
+        }
     }
 
     /// The space managed.
@@ -176,56 +171,86 @@ impl RangeAllocator {
     /// Length of the longest hole.
     #[must_use]
     pub fn largest_hole(&self) -> u64 {
-        self.holes
-            .iter()
-            .map(|(&start, hole)| hole.end - start)
-            .max()
-            .unwrap_or(0)
+        self.tree.as_ref().map_or(0, Tree::longest)
     }
 
     /// Number of live ranges.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.live.len()
+        self.len
     }
 
     /// Whether no range is live.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.live.is_empty()
+        self.len == 0
+    }
+
+    /// Bytes of host memory held for records.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        self.tree.as_ref().map_or(0, Tree::bytes) + self.index.as_ref().map_or(0, HoleIndex::bytes)
+    }
+
+    /// Tree nodes in use: what the records need, where
+    /// [`metadata_bytes`](Self::metadata_bytes) also counts what is kept for later.
+    #[must_use]
+    pub fn metadata_nodes(&self) -> usize {
+        self.tree.as_ref().map_or(0, Tree::nodes)
+    }
+
+    fn segments(&self) -> impl Iterator<Item = Segment> + '_ {
+        let tree = self.tree.as_ref();
+        let mut next = tree.map(|tree| tree.seek(self.span.start()));
+        core::iter::from_fn(move || {
+            let (tree, path) = (tree?, next.take()?);
+            next = tree.next(&path);
+            Some(tree.segment(&path))
+        })
     }
 
     /// Holes in address order.
     pub fn holes(&self) -> impl Iterator<Item = Span> + '_ {
-        self.holes
-            .iter()
-            .map(|(&start, hole)| span(start, hole.end))
+        self.segments()
+            .filter(|segment| segment.hole)
+            .map(|s| span(s.start, s.end))
     }
 
     /// Live ranges in address order.
     pub fn ranges(&self) -> impl Iterator<Item = Range> + '_ {
-        self.live.iter().map(|(&start, node)| range(start, *node))
+        self.segments().filter(|segment| !segment.hole).map(range)
     }
 
     /// The live range that holds `address`.
+    #[inline]
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Range> {
-        let (&start, node) = self.live.range(..=address).next_back()?;
-        (address < node.end).then(|| range(start, *node))
+        self.lookup(address)
+            .filter(|segment| !segment.hole)
+            .map(range)
     }
 
     /// The live range with the lowest start at or above `address`.
     #[must_use]
     pub fn first_at_or_after(&self, address: u64) -> Option<Range> {
-        let (&start, node) = self.live.range(address..).next()?;
-        Some(range(start, *node))
+        let tree = self.tree.as_ref()?;
+        let mut path = tree.seek(self.span.start().max(address).min(self.span.end() - 1));
+        for _ in 0..3 {
+            let segment = tree.segment(&path);
+            if !segment.hole && segment.start >= address {
+                return Some(range(segment));
+            }
+            path = tree.next(&path)?;
+        }
+        None
     }
 
     /// Takes a range out of a hole.
     ///
     /// # Errors
     /// [`SpaceError::Invalid`] for size 0, [`SpaceError::OutOfRange`] when the request is limited
-    /// to a span that is not all inside the space, else [`SpaceError::NoSpace`].
+    /// to a span that is not all inside the space, [`SpaceError::NoSpace`],
+    /// [`SpaceError::MetadataExhausted`].
     pub fn insert(&mut self, request: &RangeRequest) -> Result<Span, SpaceError> {
         if request.size == 0 {
             return Err(SpaceError::Invalid {
@@ -234,35 +259,21 @@ impl RangeAllocator {
             });
         }
         let window = self.window(request.within)?;
-        let mut holes: Vec<(u64, Hole)> = self
-            .holes
-            .iter()
-            .map(|(&start, &hole)| (start, hole))
-            .filter(|(start, hole)| hole.end - start >= request.size)
-            .filter(|&(start, hole)| start < window.end() && hole.end > window.start())
-            .collect();
-        match request.mode {
-            Mode::Best => holes.sort_by_key(|&(start, hole)| (hole.end - start, start)),
-            Mode::Low => {}
-            Mode::High => holes.reverse(),
-            Mode::Evict => holes.sort_by_key(|&(_, hole)| u64::MAX - hole.made),
-        }
-        let tries = if request.once { 1 } else { usize::MAX };
-        let found = holes
-            .into_iter()
-            .take(tries)
-            .find_map(|(start, hole)| self.fit(span(start, hole.end), window, request));
-        let start = found.ok_or_else(|| self.no_space(request.size))?;
-        let taken = span(start, start + request.size);
-        self.occupy(taken, request.color);
-        Ok(taken)
+        self.prepare(request.mode)?;
+        let (path, start) = self
+            .search(request, window)
+            .ok_or_else(|| self.no_space(request.size))?;
+        let end = start + request.size;
+        self.occupy(&path, (start, end), request.color);
+        Ok(span(start, end))
     }
 
     /// Takes exactly `span`.
     ///
     /// # Errors
     /// [`SpaceError::Invalid`] when it is empty, [`SpaceError::OutOfRange`] when it is not all
-    /// inside the space, [`SpaceError::NoSpace`] when a part is taken or too near a neighbour.
+    /// inside the space, [`SpaceError::NoSpace`] when a part is taken or too near a neighbour,
+    /// [`SpaceError::MetadataExhausted`].
     pub fn reserve(&mut self, span: Span, color: u32) -> Result<(), SpaceError> {
         if span.is_empty() {
             return Err(SpaceError::Invalid {
@@ -271,33 +282,53 @@ impl RangeAllocator {
             });
         }
         self.window(Some(span))?;
-        let exact = RangeRequest::new(span.len()).color(color);
-        let fits = self
-            .hole_at(span.start())
-            .is_some_and(|hole| self.fit(hole, span, &exact) == Some(span.start()));
-        if !fits {
+        self.prepare(Mode::Low)?;
+        let tree = self
+            .tree
+            .as_ref()
+            .ok_or_else(|| self.no_space(span.len()))?;
+        let path = tree.seek(span.start());
+        let hole = tree.segment(&path);
+        let (lo, hi) = self.usable(tree, &path, hole, color).unwrap_or((1, 0));
+        if !hole.hole || span.start() < lo || span.end() > hi {
             return Err(self.no_space(span.len()));
         }
-        self.occupy(span, color);
+        self.occupy(&path, (span.start(), span.end()), color);
         Ok(())
     }
 
-    /// Gives back the live range that starts at `start`; `None` if there is none.
+    /// Gives back the live range that starts at `start`; `None` if there is none. Needs no
+    /// memory and never fails.
     pub fn remove(&mut self, start: u64) -> Option<Span> {
-        let node = self.live.remove(&start)?;
-        self.free += node.end - start;
-        let (mut lo, mut hi) = (start, node.end);
-        if let Some((&before, hole)) = self.holes.range(..start).next_back()
-            && hole.end == start
-        {
-            lo = before;
-            self.holes.remove(&before);
+        if !self.span.contains(start) {
+            return None;
         }
-        if let Some(after) = self.holes.remove(&node.end) {
-            hi = after.end;
+        let tree = self.tree.as_mut()?;
+        let path = tree.seek(start);
+        let segment = tree.segment(&path);
+        if segment.hole || segment.start != start {
+            return None;
         }
-        self.add_hole(lo, hi);
-        Some(span(start, node.end))
+        let val = match &mut self.index {
+            None => 0,
+            Some(index) => {
+                let (mut lo, mut hi) = (start, segment.end);
+                let near = |path: Option<Path>| path.map(|path| tree.segment(&path));
+                if let Some(left) = near(tree.prev(&path)).filter(|left| left.hole) {
+                    index.remove(left.val);
+                    lo = left.start;
+                }
+                if let Some(right) = near(tree.next(&path)).filter(|right| right.hole) {
+                    index.remove(right.val);
+                    hi = right.end;
+                }
+                index.add(lo, hi - lo)
+            }
+        };
+        tree.vacate(&path, val);
+        self.len -= 1;
+        self.free += segment.end - start;
+        Some(span(start, segment.end))
     }
 
     /// Gives back every live range that lies inside `span`. A range that reaches out of it stays.
@@ -311,8 +342,13 @@ impl RangeAllocator {
 
     /// Gives a live range another colour, in its place. Returns the old colour.
     pub fn replace(&mut self, start: u64, color: u32) -> Option<u32> {
-        let node = self.live.get_mut(&start)?;
-        Some(core::mem::replace(&mut node.color, color))
+        let old = self
+            .find(start)
+            .filter(|range| range.span.start() == start)?;
+        let tree = self.tree.as_mut()?;
+        let path = tree.seek(start);
+        tree.set_val(&path, color);
+        Some(old.color)
     }
 
     /// Begins a search for the candidates whose removal makes room for `request`.
@@ -341,36 +377,37 @@ impl RangeAllocator {
     /// # Panics
     /// When they disagree.
     pub fn check(&self) {
-        let mut parts: Vec<(Span, bool)> = self.ranges().map(|range| (range.span, true)).collect();
-        parts.extend(self.holes().map(|hole| (hole, false)));
-        parts.sort_unstable_by_key(|(span, _)| span.start());
-        let mut at = self.span.start();
-        let mut last_live = true;
-        for (part, live) in parts {
-            assert_eq!(part.start(), at, "ranges and holes do not tile the space");
-            assert!(live || last_live, "two holes touch");
-            (at, last_live) = (part.end(), live);
+        let Some(tree) = &self.tree else {
+            return;
+        };
+        tree.check(self.span.start(), self.span.end());
+        let (mut free, mut holes, mut live, mut last_hole) = (0, 0, 0, false);
+        for segment in self.segments() {
+            assert!(!(segment.hole && last_hole), "two holes touch");
+            last_hole = segment.hole;
+            if !segment.hole {
+                live += 1;
+                continue;
+            }
+            let len = segment.end - segment.start;
+            (free, holes) = (free + len, holes + 1);
+            if let Some(index) = &self.index {
+                assert!(
+                    index.describes(segment.val, segment.start, len),
+                    "{segment:?}"
+                );
+            }
         }
-        assert_eq!(at, self.span.end(), "the end of the space is lost");
-        assert_eq!(self.holes().map(Span::len).sum::<u64>(), self.free);
+        assert_eq!((free, live), (self.free, self.len), "counters");
+        if let Some(index) = &self.index {
+            assert_eq!(index.count(), holes, "holes in the index that are gone");
+        }
     }
 
-    fn add_hole(&mut self, start: u64, end: u64) {
-        if start < end {
-            self.clock += 1;
-            self.holes.insert(
-                start,
-                Hole {
-                    end,
-                    made: self.clock,
-                },
-            );
-        }
-    }
-
-    fn hole_at(&self, address: u64) -> Option<Span> {
-        let (&start, hole) = self.holes.range(..=address).next_back()?;
-        (address < hole.end).then(|| span(start, hole.end))
+    #[inline]
+    fn lookup(&self, address: u64) -> Option<Segment> {
+        let tree = self.tree.as_ref().filter(|_| self.span.contains(address))?;
+        Some(tree.lookup(address))
     }
 
     fn window(&self, within: Option<Span>) -> Result<Span, SpaceError> {
@@ -385,6 +422,7 @@ impl RangeAllocator {
         }
     }
 
+    #[cold]
     fn no_space(&self, needed: u64) -> SpaceError {
         SpaceError::NoSpace {
             needed,
@@ -393,41 +431,154 @@ impl RangeAllocator {
         }
     }
 
-    /// Where in `hole` the request can start, inside `window` and away from the neighbours.
-    fn fit(&self, hole: Span, window: Span, request: &RangeRequest) -> Option<u64> {
-        let (mut lo, mut hi) = (hole.start(), hole.end());
-        if let Some((_, left)) = self.live.range(..lo).next_back()
-            && left.end == lo
-        {
-            lo = lo.checked_add((self.gap)(left.color, request.color))?;
+    /// Gets the memory that an insertion, and the removal of what it inserts, may need.
+    #[inline]
+    fn prepare(&mut self, mode: Mode) -> Result<(), SpaceError> {
+        if let Some(tree) = &mut self.tree {
+            tree.reserve()?;
         }
-        if let Some((&right, node)) = self.live.range(hi..).next()
-            && right == hi
-        {
-            hi = hi.checked_sub((self.gap)(request.color, node.color))?;
+        // n ranges have at most n + 1 holes around them, and this makes one range more.
+        let holes = self.len + 3;
+        match &mut self.index {
+            Some(index) => index.reserve(holes),
+            None if mode == Mode::Best || mode == Mode::Evict => self.build_index(holes),
+            None => Ok(()),
         }
+    }
+
+    #[cold]
+    fn build_index(&mut self, holes: usize) -> Result<(), SpaceError> {
+        let mut index = HoleIndex::new(holes)?;
+        if let Some(tree) = &mut self.tree {
+            let mut next = Some(tree.seek(self.span.start()));
+            while let Some(path) = next {
+                let segment = tree.segment(&path);
+                if segment.hole {
+                    let id = index.add(segment.start, segment.end - segment.start);
+                    tree.set_val(&path, id);
+                }
+                next = tree.next(&path);
+            }
+        }
+        self.index = Some(index);
+        Ok(())
+    }
+
+    /// The hole to take from, and where the range will start.
+    #[inline]
+    fn search(&self, request: &RangeRequest, window: Span) -> Option<(Path, u64)> {
+        let tree = self.tree.as_ref()?;
+        if tree.longest() < request.size {
+            return None;
+        }
+        let at = |start: u64| {
+            let path = tree.seek(start);
+            self.fit(tree, &path, window, request)
+                .map(|start| (path, start))
+        };
+        match (request.mode, &self.index) {
+            (Mode::Low, _) => self.walk(tree, request, window, Side::Low),
+            (Mode::High, _) => self.walk(tree, request, window, Side::High),
+            (Mode::Best | Mode::Evict, None) => None,
+            (Mode::Best, Some(index)) if request.once => {
+                index.first_best(request.size).and_then(at)
+            }
+            (Mode::Best, Some(index)) => index.best(request.size, at),
+            (Mode::Evict, Some(index)) => {
+                let tries = if request.once { 1 } else { usize::MAX };
+                index.newest(request.size).take(tries).find_map(at)
+            }
+        }
+    }
+
+    #[inline]
+    fn walk(
+        &self,
+        tree: &Tree,
+        request: &RangeRequest,
+        window: Span,
+        side: Side,
+    ) -> Option<(Path, u64)> {
+        let mut path = self.first_candidate(tree, request.size, window, side)?;
+        loop {
+            if let Some(start) = self.fit(tree, &path, window, request) {
+                return Some((path, start));
+            }
+            if request.once || !tree.next_hole(&mut path, request.size, side) {
+                return None;
+            }
+            let hole = tree.segment(&path);
+            let beyond = match side {
+                Side::Low => hole.start >= window.end(),
+                Side::High => hole.end <= window.start(),
+            };
+            if beyond {
+                return None;
+            }
+        }
+    }
+
+    /// The first hole that is long enough and touches the window.
+    #[inline]
+    fn first_candidate(&self, tree: &Tree, size: u64, window: Span, side: Side) -> Option<Path> {
+        let edge = match side {
+            Side::Low if window.start() > self.span.start() => window.start(),
+            Side::High if window.end() < self.span.end() => window.end().checked_sub(1)?,
+            Side::Low | Side::High => return tree.first_hole(size, side),
+        };
+        if !self.span.contains(edge) {
+            return None;
+        }
+        let mut path = tree.seek(edge);
+        let segment = tree.segment(&path);
+        let serves = segment.hole && segment.end - segment.start >= size;
+        (serves || tree.next_hole(&mut path, size, side)).then_some(path)
+    }
+
+    /// The part of a hole that keeps its distance from the neighbours.
+    #[inline]
+    fn usable(&self, tree: &Tree, path: &Path, hole: Segment, color: u32) -> Option<(u64, u64)> {
+        let Some(gap) = self.gap else {
+            return Some((hole.start, hole.end));
+        };
+        let left = tree
+            .prev(path)
+            .map_or(0, |left| gap(tree.segment(&left).val, color));
+        let right = tree
+            .next(path)
+            .map_or(0, |right| gap(color, tree.segment(&right).val));
+        Some((hole.start.checked_add(left)?, hole.end.checked_sub(right)?))
+    }
+
+    /// Where in the hole at `path` the request can start.
+    #[inline]
+    fn fit(&self, tree: &Tree, path: &Path, window: Span, request: &RangeRequest) -> Option<u64> {
+        let (lo, hi) = self.usable(tree, path, tree.segment(path), request.color)?;
         place(lo.max(window.start()), hi.min(window.end()), request)
     }
 
-    fn occupy(&mut self, taken: Span, color: u32) {
-        let hole = self.hole_at(taken.start()).expect("the range fits a hole");
-        let old = self
-            .holes
-            .remove(&hole.start())
-            .expect("the hole is listed");
-        for (start, end) in [(hole.start(), taken.start()), (taken.end(), hole.end())] {
-            if start < end {
-                self.holes.insert(start, Hole { end, ..old });
+    #[inline]
+    fn occupy(&mut self, path: &Path, (start, end): (u64, u64), color: u32) {
+        let tree = self.tree.as_mut().expect("the path leads through it");
+        let mut rest = 0;
+        if let Some(index) = &mut self.index {
+            let hole = tree.segment(path);
+            match (start > hole.start, end < hole.end) {
+                (false, false) => index.remove(hole.val),
+                (true, false) => index.change(hole.val, hole.start, start - hole.start),
+                (false, true) => {
+                    rest = hole.val;
+                    index.change(rest, end, hole.end - end);
+                }
+                (true, true) => {
+                    index.change(hole.val, hole.start, start - hole.start);
+                    rest = index.add(end, hole.end - end);
+                }
             }
         }
-        self.free -= taken.len();
-        self.live.insert(
-            taken.start(),
-            Node {
-                end: taken.end(),
-                color,
-            },
-        );
+        tree.occupy(path, (start, end), color, rest);
+        self.len += 1;
+        self.free -= end - start;
     }
 }
 
@@ -445,10 +596,10 @@ fn span(start: u64, end: u64) -> Span {
     Span::from_bounds(start, end).expect("bounds are ordered")
 }
 
-fn range(start: u64, node: Node) -> Range {
+fn range(segment: Segment) -> Range {
     Range {
-        span: span(start, node.end),
-        color: node.color,
+        span: span(segment.start, segment.end),
+        color: segment.val,
     }
 }
 
@@ -476,30 +627,33 @@ impl EvictionScan<'_> {
         if self.hit.is_some() {
             return self.hit;
         }
-        let node = self.space.live.get(&start).expect("a candidate is live");
+        let range = self
+            .space
+            .find(start)
+            .filter(|range| range.span.start() == start);
+        let node = range.expect("a candidate is live").span;
         self.added.push(start);
-        let (mut lo, mut hi) = (start, node.end);
+        let (mut lo, mut hi) = (start, node.end());
         if let Some((&before, &end)) = self.merged.range(..start).next_back()
             && end == start
         {
             self.merged.remove(&before);
             lo = before;
-        } else if let Some(hole) = start.checked_sub(1).and_then(|at| self.space.hole_at(at)) {
-            lo = hole.start();
+        } else if let Some(hole) = start.checked_sub(1).and_then(|at| self.hole_at(at)) {
+            lo = hole.start;
         }
         if let Some(end) = self.merged.remove(&hi) {
             hi = end;
-        } else if let Some(hole) = self.space.hole_at(hi) {
-            hi = hole.end();
+        } else if let Some(hole) = self.hole_at(hi) {
+            hi = hole.end;
             // The hole may already belong to the candidate behind it.
-            if let Some(end) = self.merged.remove(&hole.start()) {
+            if let Some(end) = self.merged.remove(&hole.start) {
                 hi = end;
             }
         }
         self.merged.insert(lo, hi);
         self.hit = self
-            .space
-            .fit(span(lo, hi), self.window, &self.request)
+            .fit(lo, hi)
             .map(|start| span(start, start + self.request.size));
         self.hit
     }
@@ -512,36 +666,53 @@ impl EvictionScan<'_> {
         let Some(hit) = self.hit else {
             return Vec::new();
         };
-        let too_near = |start: u64| {
-            let node = self.space.live[&start];
-            let color = self.request.color;
-            let end = node.end.saturating_add((self.space.gap)(node.color, color));
-            let begin = start.saturating_sub((self.space.gap)(color, node.color));
+        let color = self.request.color;
+        let gap = |left, right| self.space.gap.map_or(0, |gap| gap(left, right));
+        let too_near = |victim: &Range| {
+            let end = victim.span.end().saturating_add(gap(victim.color, color));
+            let begin = victim.span.start().saturating_sub(gap(color, victim.color));
             end > hit.start() && begin < hit.end()
         };
         self.added
             .iter()
             .rev()
-            .copied()
-            .filter(|&start| too_near(start))
-            .map(|start| span(start, self.space.live[&start].end))
+            .filter_map(|&start| self.space.find(start))
+            .filter(too_near)
+            .map(|victim| victim.span)
             .collect()
+    }
+
+    fn hole_at(&self, address: u64) -> Option<Segment> {
+        self.space.lookup(address).filter(|segment| segment.hole)
+    }
+
+    /// Where in the room between two live neighbours the request can start.
+    fn fit(&self, mut lo: u64, mut hi: u64) -> Option<u64> {
+        if let Some(gap) = self.space.gap {
+            let color = self.request.color;
+            let left = lo.checked_sub(1).and_then(|at| self.space.find(at));
+            lo = lo.checked_add(left.map_or(0, |left| gap(left.color, color)))?;
+            let right = self.space.find(hi);
+            hi = hi.checked_sub(right.map_or(0, |right| gap(color, right.color)))?;
+        }
+        place(
+            lo.max(self.window.start()),
+            hi.min(self.window.end()),
+            &self.request,
+        )
     }
 }
 
 impl fmt::Debug for RangeAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = f.debug_map();
-        let mut at = self.span.start();
-        for range in self.ranges() {
-            if at < range.span.start() {
-                parts.entry(&span(at, range.span.start()), &"free");
+        for segment in self.segments() {
+            let bounds = span(segment.start, segment.end);
+            if segment.hole {
+                parts.entry(&bounds, &"free");
+            } else {
+                parts.entry(&bounds, &segment.val);
             }
-            parts.entry(&range.span, &range.color);
-            at = range.span.end();
-        }
-        if at < self.span.end() {
-            parts.entry(&span(at, self.span.end()), &"free");
         }
         parts.finish()
     }

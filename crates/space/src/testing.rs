@@ -18,3 +18,8 @@ impl Rng {
         u64::try_from(product >> 64).expect("below a u64")
     }
 }
+
+/// A number from a generator as an index.
+pub(crate) fn index(number: u64) -> usize {
+    usize::try_from(number).expect("test spaces are small")
+}

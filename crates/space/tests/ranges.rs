@@ -275,6 +275,9 @@ fn top_down_and_bottom_up_insertion_leave_one_hole_and_refill_from_their_end() {
         let request = RangeRequest::new(size).mode(mode);
         for n in 1..=count {
             mm.insert(&request).unwrap();
+            if n % 64 != 0 {
+                continue;
+            }
             let hole = mm
                 .holes()
                 .next()

@@ -1,34 +1,218 @@
+use std::vec;
 use std::vec::Vec;
 
-use vrampager_addr::Span;
-
 use super::*;
+use crate::testing::{Rng, index};
 
-fn space(start: u64, len: u64) -> RangeAllocator {
-    RangeAllocator::new(Span::new(start, len).unwrap())
+fn spaces(cells: &[Option<u32>]) -> Vec<(usize, usize)> {
+    let mut holes = Vec::new();
+    let mut at = 0;
+    while at < cells.len() {
+        let end = (at..cells.len())
+            .find(|&i| cells[i].is_some())
+            .unwrap_or(cells.len());
+        if end > at {
+            holes.push((at, end));
+        }
+        at = end + 1;
+    }
+    holes
+}
+
+/// The starts where a request may go, found by trying every address.
+fn candidates(
+    cells: &[Option<u32>],
+    request: &RangeRequest,
+    gap: GapRule,
+) -> Vec<(usize, usize, u64)> {
+    let mut all = Vec::new();
+    for (lo, hi) in spaces(cells) {
+        let left = lo.checked_sub(1).and_then(|i| cells[i]);
+        let right = cells.get(hi).copied().flatten();
+        for start in lo as u64..hi as u64 {
+            let end = start + request.size;
+            let near = |color: Option<u32>, f: &dyn Fn(u32) -> u64| color.map_or(0, f);
+            let fits = end <= hi as u64
+                && start % request.align == 0
+                && request
+                    .within
+                    .is_none_or(|w| w.start() <= start && end <= w.end())
+                && start >= lo as u64 + near(left, &|c| gap(c, request.color))
+                && end + near(right, &|c| gap(request.color, c)) <= hi as u64;
+            if fits {
+                all.push((lo, hi, start));
+            }
+        }
+    }
+    all
+}
+
+fn expected(all: &[(usize, usize, u64)], mode: Mode) -> Option<u64> {
+    match mode {
+        Mode::Low => all.iter().map(|&(_, _, start)| start).min(),
+        Mode::High => all.iter().map(|&(_, _, start)| start).max(),
+        Mode::Best => all
+            .iter()
+            .min_by_key(|&&(lo, hi, start)| (hi - lo, lo, start))
+            .map(|&(_, _, s)| s),
+        Mode::Evict => None,
+    }
+}
+
+fn two_apart(left: u32, right: u32) -> u64 {
+    2 * u64::from(left != right)
+}
+
+fn no_gap(_: u32, _: u32) -> u64 {
+    0
+}
+
+fn random_request(rng: &mut Rng, cells: u64, mode: Mode) -> RangeRequest {
+    let most = 1 + rng.below(1 + cells / 8);
+    let mut request = RangeRequest::new(1 + rng.below(most)).mode(mode);
+    if rng.below(3) == 0 {
+        request = request.align(1 + rng.below(9));
+    }
+    if rng.below(4) == 0 {
+        let start = rng.below(cells);
+        request = request.within(Span::new(start, rng.below(cells - start + 1)).unwrap());
+    }
+    request.color(u32::try_from(rng.below(3)).unwrap())
+}
+
+fn fill(cells: &mut [Option<u32>], span: Span, color: Option<u32>) {
+    let (start, end) = (index(span.start()), index(span.end()));
+    for cell in &mut cells[start..end] {
+        assert!(
+            cell.is_some() != color.is_some(),
+            "a range covers one that is live"
+        );
+        *cell = color;
+    }
+}
+
+fn churn(seed: u64, modes: &[Mode], gap: GapRule) {
+    let mut rng = Rng(seed);
+    let count = 1 + rng.below(1200);
+    let mut cells: Vec<Option<u32>> = vec![None; index(count)];
+    let mut space = RangeAllocator::with_gap(Span::new(0, count).unwrap(), gap);
+    let mut live: Vec<Span> = Vec::new();
+    // Long phases of growth and decay build and tear down levels of the tree.
+    for step in 0..1500 {
+        let growing = (step / 300) % 2 == 0;
+        if rng.below(10) < if growing { 8 } else { 3 } {
+            let mode = modes[index(rng.below(modes.len() as u64))];
+            let request = random_request(&mut rng, count, mode);
+            let all = candidates(&cells, &request, gap);
+            let got = space.insert(&request);
+            assert_eq!(
+                got.is_ok(),
+                !all.is_empty(),
+                "seed {seed} step {step} {request:?}"
+            );
+            if let Ok(span) = got {
+                assert!(
+                    all.iter().any(|&(_, _, start)| start == span.start()),
+                    "{request:?}"
+                );
+                if let Some(start) = expected(&all, mode) {
+                    assert_eq!(span.start(), start, "seed {seed} step {step} {request:?}");
+                }
+                fill(&mut cells, span, Some(request.color));
+                live.push(span);
+            }
+        } else if !live.is_empty() {
+            let pick = index(rng.below(live.len() as u64));
+            let span = live.swap_remove(pick);
+            assert_eq!(space.remove(span.start()), Some(span));
+            fill(&mut cells, span, None);
+        }
+        if step % 16 == 0 {
+            space.check();
+        }
+        let address = rng.below(count + 5);
+        let found = space.find(address).map(|range| range.span);
+        assert_eq!(
+            found,
+            live.iter().copied().find(|span| span.contains(address))
+        );
+        let after = space
+            .first_at_or_after(address)
+            .map(|range| range.span.start());
+        assert_eq!(
+            after,
+            live.iter()
+                .map(|span| span.start())
+                .filter(|&s| s >= address)
+                .min()
+        );
+    }
+    for span in live {
+        space.remove(span.start()).unwrap();
+    }
+    space.check();
+    assert_eq!((space.holes().count(), space.metadata_nodes()), (1, 1));
 }
 
 #[test]
-fn an_empty_space_is_one_hole_and_so_is_an_emptied_one() {
-    let mut mm = space(0, 4096);
-    assert_eq!(
-        mm.holes().collect::<Vec<_>>(),
-        [Span::new(0, 4096).unwrap()]
-    );
-    mm.reserve(Span::new(0, 4096).unwrap(), 0).unwrap();
-    assert_eq!(mm.holes().count(), 0);
-    assert_eq!(mm.remove(0), Span::new(0, 4096));
-    assert_eq!(mm.holes().count(), 1);
-    mm.check();
+fn every_mode_agrees_with_trying_every_address() {
+    for seed in 0..12 {
+        churn(seed, &[Mode::Low], no_gap);
+        churn(seed, &[Mode::High], no_gap);
+        churn(seed, &[Mode::Best], no_gap);
+        churn(seed, &[Mode::Low, Mode::High], two_apart);
+        churn(
+            seed,
+            &[Mode::Low, Mode::High, Mode::Best, Mode::Evict],
+            two_apart,
+        );
+        churn(
+            seed,
+            &[Mode::Low, Mode::High, Mode::Best, Mode::Evict],
+            no_gap,
+        );
+    }
 }
+
+#[test]
+fn every_sequence_of_small_operations_keeps_the_records_right() {
+    // All ways to reserve and remove cells of a space of four, three operations deep from every
+    // reachable state: 2^4 states, each built by reservations in both directions.
+    for state in 0..16_u64 {
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+            for (first, second, third) in
+                (0..4).flat_map(|a| (0..4).flat_map(move |b| (0..4).map(move |c| (a, b, c))))
+            {
+                let mut space = RangeAllocator::new(Span::new(0, 4).unwrap());
+                let mut bits = 0;
+                for cell in order.into_iter().filter(|cell| state >> cell & 1 != 0) {
+                    space.reserve(Span::new(cell, 1).unwrap(), 0).unwrap();
+                    bits |= 1 << cell;
+                }
+                for cell in [first, second, third] {
+                    if bits >> cell & 1 != 0 {
+                        assert!(space.remove(cell).is_some());
+                    } else {
+                        assert_eq!(space.remove(cell), None);
+                        assert!(space.reserve(Span::new(cell, 1).unwrap(), 0).is_ok());
+                    }
+                    bits ^= 1 << cell;
+                    space.check();
+                    let seen: u64 = space.ranges().map(|range| 1 << range.span.start()).sum();
+                    assert_eq!(seen, bits);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn modes_choose_smallest_lowest_highest_and_latest_holes() {
-    let mut mm = space(0, 100);
+    let mut mm = RangeAllocator::new(Span::new(0, 100).unwrap());
     for start in [10, 30, 45, 60, 90] {
         mm.reserve(Span::new(start, 5).unwrap(), 0).unwrap();
     }
     // Holes: [0,10) [15,30) [35,45) [50,60) [65,90) [95,100).
-    mm.remove(30);
     let mut at = |mode, size| {
         let span = mm.insert(&RangeRequest::new(size).mode(mode)).unwrap();
         mm.remove(span.start());
@@ -37,4 +221,36 @@ fn modes_choose_smallest_lowest_highest_and_latest_holes() {
     assert_eq!(at(Mode::Low, 10), 0);
     assert_eq!(at(Mode::Best, 5), 95);
     assert_eq!(at(Mode::High, 10), 80);
+    assert_eq!(at(Mode::Evict, 4), 65, "the hole made last");
+    assert_eq!(at(Mode::Best, 9), 0, "the lowest of equals");
+    assert_eq!(at(Mode::Evict, 4), 0);
+}
+
+#[test]
+fn removing_what_is_not_the_start_of_a_range_does_nothing() {
+    let mut mm = RangeAllocator::new(Span::new(100, 100).unwrap());
+    mm.reserve(Span::new(120, 10).unwrap(), 0).unwrap();
+    for start in [0, 99, 100, 121, 130, 200, u64::MAX] {
+        assert_eq!(mm.remove(start), None);
+    }
+    assert_eq!(mm.len(), 1);
+    let mut empty = RangeAllocator::new(Span::new(5, 0).unwrap());
+    assert_eq!(empty.remove(5), None);
+    assert!(empty.insert(&RangeRequest::new(1)).is_err());
+    assert_eq!(empty.first_at_or_after(0), None);
+}
+
+#[test]
+fn filling_from_either_end_packs_the_leaves() {
+    for mode in [Mode::Low, Mode::High] {
+        let mut mm = RangeAllocator::new(Span::new(0, 1 << 30).unwrap());
+        for _ in 0..32_000 {
+            mm.insert(&RangeRequest::new(1).mode(mode)).unwrap();
+        }
+        assert!(
+            mm.metadata_nodes() < 1300,
+            "{mode:?}: {} nodes",
+            mm.metadata_nodes()
+        );
+    }
 }
