@@ -198,3 +198,24 @@ pub mod engine {
     /// First copy engine.
     pub const COPY0: u32 = 9;
 }
+
+/// Whether a class is a channel.
+#[must_use]
+pub const fn is_channel(class: u32) -> bool {
+    matches!(class, AMPERE_CHANNEL_GPFIFO_A | BLACKWELL_CHANNEL_GPFIFO_A)
+}
+
+/// Whether a class is a compute engine.
+#[must_use]
+pub const fn is_compute(class: u32) -> bool {
+    matches!(
+        class,
+        AMPERE_COMPUTE_B | ADA_COMPUTE_A | BLACKWELL_COMPUTE_B
+    )
+}
+
+/// Whether a class is a copy engine.
+#[must_use]
+pub const fn is_copy(class: u32) -> bool {
+    matches!(class, AMPERE_DMA_COPY_B | BLACKWELL_DMA_COPY_B)
+}

@@ -111,6 +111,28 @@ pub mod gr {
     pub const NUM_SM_PER_TPC: u32 = 0x20;
 }
 
+/// Indices of [`FB_GET_INFO_V2`] entries, which have the shape of [`GrInfo`]
+/// (`NV2080_CTRL_FB_INFO_INDEX_*`). Answers are in KiB.
+pub mod fb {
+    /// Window of the CPU onto device memory.
+    pub const BAR1_SIZE: u32 = 0x5;
+    /// All device memory.
+    pub const RAM_SIZE: u32 = 0x7;
+    /// Device memory that clients can have.
+    pub const HEAP_SIZE: u32 = 0x9;
+    /// Of that, what is free.
+    pub const HEAP_FREE: u32 = 0x16;
+}
+
+/// Bytes of `NV2080_CTRL_FB_GET_INFO_V2_PARAMS`: a count, then entries of [`GrInfo`].
+#[must_use]
+pub const fn fb_info_size(version: crate::AbiVersion) -> usize {
+    match version {
+        crate::AbiVersion::V570 => 460,
+        crate::AbiVersion::V580 | crate::AbiVersion::V610 => 1028,
+    }
+}
+
 layout! {
     /// `NV2080_CTRL_PERF_BOOST_PARAMS`.
     PerfBoost, 8 {

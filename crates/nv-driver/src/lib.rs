@@ -1,0 +1,49 @@
+//! A simulated NVIDIA kernel driver and the GPUs behind it, as a state machine.
+//!
+//! It takes what a process hands to the real driver (a node, a request, a packet) and gives back
+//! what the real one would: an error of the system call, a status in the packet, and side effects.
+//! It makes no system call, starts no thread and reads no clock. Memory and the calling process
+//! are behind two traits, [`Store`] and [`Process`], so that the same driver serves programs
+//! through a preload library and tests in one process.
+//!
+//! * [`Driver::open`], [`Driver::ioctl`], [`Driver::mmap`] and [`Driver::close`] are the nodes.
+//! * [`Driver::run`] lets the simulated channels run.
+//! * [`Driver::live`] counts what is alive, [`Driver::inject`] makes a request fail.
+//!
+//! What it checks, it refuses with the status the real driver gives (open kernel modules; layouts
+//! of releases 570, 580 and 595 by the release configured). What it deliberately leaves out:
+//! privileges, power, partitions, tiled surfaces, and computing: launches complete at once. Time
+//! slices are one ring entry. A doorbell is not needed to be noticed.
+//!
+//! ```
+//! use vrampager_nv_driver::{Config, Driver, HeapStore, Node};
+//!
+//! let mut driver = Driver::new(Config::default(), HeapStore::new());
+//! let control = driver.open(Node::Control)?;
+//! assert_eq!(driver.live().files, 1);
+//! driver.close(control);
+//! # Ok::<(), vrampager_nv_driver::Errno>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod channel;
+mod config;
+mod counters;
+mod driver;
+mod engine;
+mod errno;
+mod file;
+mod inject;
+mod rm;
+mod store;
+mod uvm;
+mod vas;
+
+pub use config::{Arch, Config, ConfigError};
+pub use counters::{Counted, Live};
+pub use driver::Driver;
+pub use engine::Progress;
+pub use errno::Errno;
+pub use file::{Effect, FileId, MapContext, Node};
+pub use inject::{Failure, Injection, InjectionError, Kind};
+pub use store::{HeapStore, Place, Process, Store, StoreError, StoreId};

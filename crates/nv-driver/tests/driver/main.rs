@@ -1,0 +1,8 @@
+//! The simulated driver as a client sees it: through packets alone.
+
+mod bad_inputs;
+mod channels;
+mod client;
+mod failures;
+mod lifetime;
+mod versions;
