@@ -1,0 +1,320 @@
+//! Memory shared with the program: memory files for what the driver makes, its own pages for what
+//! it pins.
+#![expect(unsafe_code, reason = "memory is mapped and reached by address")]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use vrampager_nv_driver::{Place, Store, StoreError, StoreId};
+
+/// Memory files and adopted pages.
+#[derive(Debug, Default)]
+pub(crate) struct SharedStore {
+    pieces: BTreeMap<StoreId, Piece>,
+    next: u64,
+}
+
+#[derive(Debug)]
+enum Piece {
+    /// A memory file, mapped here when first touched.
+    File {
+        fd: OwnedFd,
+        bytes: usize,
+        view: OnceLock<View>,
+    },
+    /// A second mapping of the program's shared pages.
+    Alias(View),
+    /// Private pages of the program, reached through the kernel.
+    Foreign { address: u64 },
+}
+
+/// A mapping of ours.
+#[derive(Debug)]
+struct View {
+    base: NonNull<c_void>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is reached only through copies
+// and atomics below.
+unsafe impl Send for View {}
+// SAFETY: as above; concurrent access is what shared memory is for.
+unsafe impl Sync for View {}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by us, for this view alone.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.bytes) };
+        unmapped.expect("a mapping of ours can be unmapped");
+    }
+}
+
+impl View {
+    fn at(&self, offset: u64) -> *mut u8 {
+        let offset = usize::try_from(offset).expect("offsets are inside the mapping");
+        assert!(offset < self.bytes, "the driver stays inside its memory");
+        self.base.as_ptr().cast::<u8>().wrapping_add(offset)
+    }
+
+    fn check(&self, offset: u64, len: usize) -> *mut u8 {
+        let room = self.bytes as u64 - offset;
+        assert!(len as u64 <= room, "the driver stays inside its memory");
+        self.at(offset)
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let from = self.check(offset, into.len());
+        match into.len() {
+            4 if from.addr().is_multiple_of(4) => {
+                // SAFETY: in bounds and aligned; the memory lives as long as the view.
+                let word = unsafe { AtomicU32::from_ptr(from.cast()) };
+                into.copy_from_slice(&word.load(Ordering::Acquire).to_le_bytes());
+            }
+            8 if from.addr().is_multiple_of(8) => {
+                // SAFETY: as above.
+                let word = unsafe { AtomicU64::from_ptr(from.cast()) };
+                into.copy_from_slice(&word.load(Ordering::Acquire).to_le_bytes());
+            }
+            len => {
+                // SAFETY: both ranges are valid for `len`; `into` is ours alone. The program may
+                // write the source meanwhile, as it may while a device reads: it gets what it gets.
+                unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) }
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) {
+        let to = self.check(offset, from.len());
+        match *from {
+            [a, b, c, d] if to.addr().is_multiple_of(4) => {
+                // SAFETY: in bounds and aligned; the memory lives as long as the view.
+                let word = unsafe { AtomicU32::from_ptr(to.cast()) };
+                word.store(u32::from_le_bytes([a, b, c, d]), Ordering::Release);
+            }
+            [a, b, c, d, e, f, g, h] if to.addr().is_multiple_of(8) => {
+                // SAFETY: as above.
+                let word = unsafe { AtomicU64::from_ptr(to.cast()) };
+                word.store(
+                    u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+                    Ordering::Release,
+                );
+            }
+            _ => {
+                // SAFETY: both ranges are valid for the length; the program may look meanwhile.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+            }
+        }
+    }
+}
+
+impl Piece {
+    /// How the piece is reached: our mapping of it, or its address in the program.
+    fn reach(&self) -> Reach<'_> {
+        match self {
+            Self::File { fd, bytes, view } => Reach::View(view.get_or_init(|| map(fd, *bytes))),
+            Self::Alias(view) => Reach::View(view),
+            Self::Foreign { address } => Reach::Program(*address),
+        }
+    }
+}
+
+enum Reach<'a> {
+    View(&'a View),
+    Program(u64),
+}
+
+fn map(fd: &OwnedFd, bytes: usize) -> View {
+    // SAFETY: a new mapping at an address the kernel chooses replaces nothing.
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            fd,
+            0,
+        )
+    };
+    let base = base.expect("address space for the simulated GPU's memory");
+    View {
+        base: NonNull::new(base).expect("no mapping is at zero"),
+        bytes,
+    }
+}
+
+impl SharedStore {
+    fn piece(&self, id: StoreId) -> &Piece {
+        self.pieces
+            .get(&id)
+            .expect("the driver uses only pieces it has not destroyed")
+    }
+
+    fn add(&mut self, piece: Piece) -> StoreId {
+        self.next += 1;
+        let id = StoreId(self.next);
+        self.pieces.insert(id, piece);
+        id
+    }
+
+    /// The memory file of a piece that the driver made.
+    pub(crate) fn memory_file(&self, id: StoreId) -> Option<c_int> {
+        match self.piece(id) {
+            Piece::File { fd, .. } => Some(fd.as_raw_fd()),
+            Piece::Alias(_) | Piece::Foreign { .. } => None,
+        }
+    }
+}
+
+/// A memory file of `bytes` that nobody can resize.
+pub(crate) fn memory_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("vrampager-sim", flags)?;
+    rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(fd)
+}
+
+impl Store for SharedStore {
+    fn create(&mut self, bytes: u64) -> Result<StoreId, StoreError> {
+        let len = usize::try_from(bytes).map_err(|_| StoreError::Exhausted)?;
+        let fd = memory_file(bytes).map_err(|_| StoreError::Exhausted)?;
+        Ok(self.add(Piece::File {
+            fd,
+            bytes: len,
+            view: OnceLock::new(),
+        }))
+    }
+
+    fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError> {
+        let len = usize::try_from(bytes).map_err(|_| StoreError::BadAddress)?;
+        let start: *mut c_void = std::ptr::with_exposed_provenance_mut(
+            usize::try_from(address).map_err(|_| StoreError::BadAddress)?,
+        );
+        if !is_mapped(start, len) {
+            return Err(StoreError::BadAddress);
+        }
+        // SAFETY: an old size of zero leaves the program's mapping alone and makes a second one of
+        // the same shared pages, where the kernel chooses; for private pages it fails.
+        let alias = unsafe { rustix::mm::mremap(start, 0, len, MremapFlags::MAYMOVE) };
+        let piece = match alias {
+            Ok(base) => {
+                let base = NonNull::new(base).expect("no mapping is at zero");
+                Piece::Alias(View { base, bytes: len })
+            }
+            Err(_) => Piece::Foreign { address },
+        };
+        Ok(self.add(piece))
+    }
+
+    fn destroy(&mut self, id: StoreId) {
+        self.pieces
+            .remove(&id)
+            .expect("the driver destroys a piece once");
+    }
+
+    fn read(&self, from: Place, into: &mut [u8]) -> Result<(), StoreError> {
+        match self.piece(from.id).reach() {
+            Reach::Program(address) => read_process(address + from.offset, into),
+            Reach::View(view) => {
+                view.read(from.offset, into);
+                Ok(())
+            }
+        }
+    }
+
+    fn write(&mut self, to: Place, from: &[u8]) -> Result<(), StoreError> {
+        match self.piece(to.id).reach() {
+            Reach::Program(address) => write_process(address + to.offset, from),
+            Reach::View(view) => {
+                view.write(to.offset, from);
+                Ok(())
+            }
+        }
+    }
+
+    fn copy(&mut self, from: Place, to: Place, bytes: u64) -> Result<(), StoreError> {
+        let len = usize::try_from(bytes).map_err(|_| StoreError::Exhausted)?;
+        let (source, target) = (self.piece(from.id).reach(), self.piece(to.id).reach());
+        if let (Reach::View(source), Reach::View(target)) = (source, target) {
+            let (source, target) = (source.check(from.offset, len), target.check(to.offset, len));
+            // SAFETY: both ranges are valid for `len`, and `copy` allows them to overlap.
+            unsafe { std::ptr::copy(source, target, len) };
+            return Ok(());
+        }
+        let mut buffer = vec![0; len];
+        self.read(from, &mut buffer)?;
+        self.write(to, &buffer)
+    }
+}
+
+/// Whether every page of a range is mapped.
+fn is_mapped(start: *mut c_void, len: usize) -> bool {
+    const PAGE: usize = 4096;
+    let mut pages = vec![0; len.div_ceil(PAGE)];
+    // SAFETY: the kernel only looks at the range, and there is a byte for each page.
+    unsafe { libc::mincore(start, len, pages.as_mut_ptr()) == 0 }
+}
+
+fn own(bytes: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.cast(),
+        iov_len: len,
+    }
+}
+
+fn theirs(address: u64, len: usize) -> libc::iovec {
+    let address = usize::try_from(address).expect("addresses are 64 bits wide");
+    libc::iovec {
+        iov_base: std::ptr::with_exposed_provenance_mut(address),
+        iov_len: len,
+    }
+}
+
+fn whole(moved: isize, len: usize) -> Result<(), StoreError> {
+    let all = usize::try_from(moved).is_ok_and(|moved| moved == len);
+    all.then_some(()).ok_or(StoreError::BadAddress)
+}
+
+/// This process, as the kernel names it to itself.
+fn own_pid() -> libc::pid_t {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Reads the program's memory; a bad address is an error, not a signal.
+pub(crate) fn read_process(address: u64, into: &mut [u8]) -> Result<(), StoreError> {
+    let local = own(into.as_mut_ptr(), into.len());
+    let remote = theirs(address, into.len());
+    let (local, remote) = (&raw const local, &raw const remote);
+    // SAFETY: the local range is `into`, and the kernel checks the remote one.
+    let moved = unsafe { libc::process_vm_readv(own_pid(), local, 1, remote, 1, 0) };
+    whole(moved, into.len())
+}
+
+/// Writes the program's memory.
+pub(crate) fn write_process(address: u64, from: &[u8]) -> Result<(), StoreError> {
+    let local = own(from.as_ptr().cast_mut(), from.len());
+    let remote = theirs(address, from.len());
+    let (local, remote) = (&raw const local, &raw const remote);
+    // SAFETY: the local range is only read, and the kernel checks the remote one.
+    let moved = unsafe { libc::process_vm_writev(own_pid(), local, 1, remote, 1, 0) };
+    whole(moved, from.len())
+}
+
+/// A memory file with a text, to be read from its start.
+pub(crate) fn text_file(text: &str) -> rustix::io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("vrampager-text", MemfdFlags::CLOEXEC)?;
+    let mut rest = text.as_bytes();
+    let mut at = 0;
+    while !rest.is_empty() {
+        let written = rustix::io::pwrite(fd.as_fd(), rest, at)?;
+        rest = &rest[written..];
+        at += written as u64;
+    }
+    Ok(fd)
+}
