@@ -322,17 +322,15 @@ impl Device {
     /// A piece of released memory did not come back. Nobody waits for the same piece again at
     /// once: its deadline has passed, and something else has to happen first.
     fn fail_reap(&mut self, id: TaskId, failed_waiting: bool, error: EffectError) {
-        self.tried(
-            id,
-            if failed_waiting {
-                Done::Idle
-            } else {
-                Done::Reaped
-            },
-        );
+        // A lost device is not waited for a second time.
+        let hung = failed_waiting && self.lost.is_none();
+        match failed_waiting {
+            true if hung => self.tried(id, Done::Idle),
+            true => {}
+            false => self.tried(id, Done::Reaped),
+        }
         match self.subject(id) {
-            // A lost device is not waited for a second time.
-            Some(buffer) if failed_waiting && self.lost.is_none() => {
+            Some(buffer) if hung => {
                 self.tasks[id].verdict = Some(Error::Effect { buffer, error });
             }
             Some(_) | None => self.tasks[id].cause = Some(error),
