@@ -26,8 +26,8 @@ pub(crate) enum Room {
 struct Hindrance {
     busy: Option<Vec<Fence>>,
     reserved: Option<Lock>,
-    /// A dirty victim had nowhere to go; neither has any other.
-    stuck: bool,
+    /// Bytes of the smallest dirty victim that had nowhere to go; no larger one has.
+    homeless: Option<u64>,
 }
 
 impl Device {
@@ -156,13 +156,14 @@ impl Device {
             self.buffers[victim].state = State::Clean(zero);
             return Some(self.prepare_drop(victim));
         }
-        if hindrance.stuck {
+        let size = buffer.size();
+        if hindrance.homeless.is_some_and(|limit| size >= limit) {
             return None;
         }
         if *obstacle == Obstacle::Pages && mem_type == MemType::SYSTEM {
             return self.prepare_swap_out(victim);
         }
-        if *obstacle == Obstacle::Pages && self.swap.space().largest < buffer.size() {
+        if *obstacle == Obstacle::Pages && self.swap.space().largest < size {
             return None;
         }
         let slot = self.slots[mem_type.slot()]
@@ -179,7 +180,7 @@ impl Device {
                 Room::Linger | Room::None => {}
             }
         }
-        hindrance.stuck = true;
+        hindrance.homeless = Some(size);
         None
     }
 
