@@ -9,8 +9,10 @@ use vrampager_hal::{Counters, DeviceLossCause, HalError, HalErrorKind};
 
 use crate::{EffectError, MemType, Space};
 
-/// Why a request failed. Unless a variant says otherwise the buffers named in the request are
-/// where they were, with the content they had.
+/// Why a request failed. Unless a variant says otherwise all buffers have the content they had.
+/// The step that failed is undone; steps of the request that were complete stay: victims are where
+/// they were evicted to, buffers named earlier are in their place, one on its way over a hop is at
+/// the hop (TTM V8).
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -117,7 +117,7 @@ impl Device {
         self.prepare_direct(id, place)
     }
 
-    fn needs_hop(&self, id: BufferId, to: MemType) -> bool {
+    pub(crate) fn needs_hop(&self, id: BufferId, to: MemType) -> bool {
         let buffer = &self.buffers[id];
         let Some(from) = buffer.mem_type() else {
             return false;

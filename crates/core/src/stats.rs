@@ -4,7 +4,7 @@ use crate::buffer::{Buffer, BufferId, Pages};
 use crate::device::{Device, Reach};
 use crate::error::{Domain, DomainReport, Error, Shortage};
 use crate::moves::Ghost;
-use crate::placement::{MemType, Placement};
+use crate::placement::{MemType, Place, Placement};
 use crate::task::TaskId;
 
 /// Bytes moved and events counted since the device was opened.
@@ -121,6 +121,10 @@ impl Device {
             .map(|place| Domain::Memory(place.mem_type))
             .collect();
         domains.retain(|&domain| domain != Domain::Memory(MemType::SYSTEM));
+        let hops = |place: &Place| self.needs_hop(id, place.mem_type);
+        if placement.places().iter().any(hops) {
+            domains.push(Domain::Memory(MemType::GTT));
+        }
         domains.push(Domain::HostPages);
         if self.config.swap > 0 {
             domains.push(Domain::Swap);
