@@ -414,6 +414,10 @@ impl Device {
         let Fit::Placed(extents) = slot.manager.alloc(size, place) else {
             return None;
         };
+        assert!(
+            slot.manager.compatible(&extents, place),
+            "a manager carves what its place asks for"
+        );
         slot.usage += size;
         Some(Resource {
             mem_type: place.mem_type,

@@ -51,7 +51,8 @@ pub trait ResourceManager: Send + Debug {
             .is_none_or(|range| extents.iter().any(|extent| extent.overlaps(range)))
     }
 
-    /// Whether these extents satisfy `place` (TTM R5, R6).
+    /// Whether these extents satisfy `place` (TTM R5, R6). Those that [`alloc`](Self::alloc)
+    /// returned for it do.
     fn compatible(&self, extents: &[Span], place: &Place) -> bool {
         let inside = |range: Span| extents.iter().all(|&extent| range.covers(extent));
         (place.layout == Layout::Scattered || extents.len() == 1) && place.within.is_none_or(inside)
