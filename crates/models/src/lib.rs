@@ -8,6 +8,8 @@
 //! returns lies inside the file and overlaps no other; whatever does not fit is a [`ModelError`]
 //! that names the file, the tensor and the offset.
 //!
+//! [`SwapSet`] makes the tensors of a file buffers of a pager, so that one call swaps a model in.
+//!
 //! [`ZipfRequests`] and [`TraceRequests`] say which model is wanted when; [`generate`] writes
 //! valid files with known contents, for demonstrations and tests.
 //!
@@ -40,6 +42,7 @@ mod onnx;
 mod requests;
 mod rng;
 mod safetensors;
+mod set;
 mod source;
 mod stamp;
 mod trace;
@@ -47,5 +50,6 @@ mod trace;
 pub use error::{At, ModelError};
 pub use model::{Format, Layout, ModelFile, Tensor};
 pub use requests::{Request, RequestError, ZipfRequests};
+pub use set::{SwapSet, SwapTensor};
 pub use stamp::{FileStamp, StampField};
 pub use trace::TraceRequests;
