@@ -10,7 +10,7 @@ use vrampager_addr::parse_size;
 use crate::report::CopySpeed;
 
 /// Requests whose copies are measured against memcpy.
-const SAMPLES: usize = 64;
+const SAMPLES: u64 = 64;
 /// As large as the pieces in which the pager stages what it uploads.
 const PIECE: usize = 2 << 20;
 const PIECES_PER_SAMPLE: usize = 8;
@@ -75,14 +75,14 @@ fn median(values: &mut [f64]) -> Option<f64> {
 pub(crate) struct Copies {
     memcpy: Option<Memcpy>,
     /// Every how many requests with large copies one is measured.
-    every: usize,
-    seen: usize,
+    every: u64,
+    seen: u64,
     engine: Vec<f64>,
     plain: Vec<f64>,
 }
 
 impl Copies {
-    pub(crate) fn new(pager: &Pager, requests: usize) -> Self {
+    pub(crate) fn new(pager: &Pager, requests: u64) -> Self {
         // The time that a deterministic device takes is its model's, not the machine's.
         let virtual_time = pager.info().name.contains("mode=deterministic");
         Self {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use vrampager::{ErrorKind, Pager};
-use vrampager_models::{ModelFile, Request, RequestError, TraceRequests, ZipfRequests};
+use vrampager_models::{ModelFile, Request, TraceRequests, ZipfRequests};
 
 use crate::args::SwapArgs;
 use crate::exit::{Exit, Failure};
@@ -30,9 +30,9 @@ const ZIPF_EXPONENT: f64 = 1.0;
 pub(crate) fn run(args: &SwapArgs) -> Result<Report, Failure> {
     let fds = open_fds()?;
     let files = open_models(&args.files)?;
-    let requests = requests(args, files.len())?;
+    let requests = Requests::new(args, files.len())?;
     let pager = open_pager(args)?;
-    let mut report = serve(args, &pager, files, &requests)?;
+    let mut report = serve(args, &pager, files, requests)?;
     pager.check();
     let left = pager.close()?;
     report.leaks = Leaks::new(left, open_fds()?.saturating_sub(fds));
@@ -65,22 +65,35 @@ fn open_models(paths: &[PathBuf]) -> Result<Vec<ModelFile>, Failure> {
     Ok(files)
 }
 
-/// All requests of the run, so that a bad row of a trace is known before work begins.
-fn requests(args: &SwapArgs, models: usize) -> Result<Vec<Request>, Failure> {
-    let count = usize::try_from(args.requests).unwrap_or(usize::MAX);
-    let requests = if args.trace.is_empty() {
-        let requests = ZipfRequests::new(models, ZIPF_EXPONENT, args.seed);
-        requests.map(|requests| requests.take(count).collect())
-    } else {
-        let requests = TraceRequests::open(&args.trace, models, args.speed.unwrap_or(1.0));
-        requests.and_then(|requests| requests.take(count).collect())
-    };
-    let requests: Vec<Request> = requests.map_err(|e: RequestError| Failure::usage(e))?;
-    if requests.is_empty() {
-        let message = "the traces hold no requests".to_owned();
-        return Err(Failure::because(Exit::Usage, message));
+/// The requests of the run, and how many there are.
+struct Requests {
+    count: u64,
+    source: Box<dyn Iterator<Item = Request>>,
+}
+
+impl Requests {
+    /// Traces are read to the end, so that a bad row is known before work begins.
+    fn new(args: &SwapArgs, models: usize) -> Result<Self, Failure> {
+        let at_most = usize::try_from(args.requests).unwrap_or(usize::MAX);
+        if args.trace.is_empty() {
+            let source = ZipfRequests::new(models, ZIPF_EXPONENT, args.seed);
+            return Ok(Self {
+                count: args.requests,
+                source: Box::new(source.map_err(Failure::usage)?.take(at_most)),
+            });
+        }
+        let rows = TraceRequests::open(&args.trace, models, args.speed.unwrap_or(1.0));
+        let rows = rows.and_then(|rows| rows.take(at_most).collect::<Result<Vec<_>, _>>());
+        let rows = rows.map_err(Failure::usage)?;
+        if rows.is_empty() {
+            let message = "the traces hold no requests".to_owned();
+            return Err(Failure::because(Exit::Usage, message));
+        }
+        Ok(Self {
+            count: rows.len() as u64,
+            source: Box::new(rows.into_iter()),
+        })
     }
-    Ok(requests)
 }
 
 fn swap_dir(args: &SwapArgs) -> PathBuf {
@@ -101,7 +114,7 @@ fn serve(
     args: &SwapArgs,
     pager: &Pager,
     files: Vec<ModelFile>,
-    requests: &[Request],
+    requests: Requests,
 ) -> Result<Report, Failure> {
     let models = files.into_iter().zip(0..);
     let models = models.map(|(file, index)| Model::new(pager, file, args, index));
@@ -111,13 +124,13 @@ fn serve(
         window: Window::new(pager, args.host)?,
         tally: Tally::default(),
         expected: Vec::new(),
-        copies: Copies::new(pager, requests.len()),
+        copies: Copies::new(pager, requests.count),
     };
     let start = Instant::now();
-    let mut progress = Progress::new(requests.len() as u64);
-    for (number, request) in requests.iter().enumerate() {
+    let mut progress = Progress::new(requests.count);
+    for (number, request) in (0..).zip(requests.source) {
         let model = &mut models[request.model];
-        progress.show(number as u64, &model.name);
+        progress.show(number, &model.name);
         if args.speed.is_some() {
             let due = Duration::from_nanos(request.at_ns);
             thread::sleep(due.saturating_sub(start.elapsed()));
@@ -139,7 +152,7 @@ fn serve(
         mismatches: job.tally.mismatches,
         first_mismatch: job.tally.first,
         verified_bytes: job.tally.bytes,
-        requests: requests.len() as u64,
+        requests: requests.count,
         hits: models.iter().map(|model| model.hits).sum(),
         models,
         bytes: Bytes::from(pager.stats().manager.totals),

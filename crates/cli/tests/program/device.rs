@@ -1,0 +1,43 @@
+//! `info` and `accept`.
+
+use crate::{code, json, run, stderr, stdout};
+
+fn here(line: &str) -> std::process::Output {
+    run(tempfile::tempdir().unwrap().path(), line)
+}
+
+#[test]
+fn info_describes_every_device() {
+    let output = here("info --device sim:vram=64M,bar=16M,gpus=2 --json");
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let devices = &json(&output)["devices"];
+    assert_eq!(devices.as_array().unwrap().len(), 2);
+    assert_eq!(devices[1]["id"], 1);
+    assert_eq!(devices[1]["vram_bytes"], 64 << 20);
+    assert_eq!(devices[1]["aperture_bytes"], 16 << 20);
+    assert!(devices[1]["zones"][0]["bytes"].as_u64().unwrap() > 0);
+
+    let text = stdout(&here("info --device sim:vram=64M,bar=16M"));
+    assert!(text.contains("aperture   16 MiB"), "{text}");
+}
+
+#[test]
+fn accept_runs_the_four_suites() {
+    let output = here("accept --device sim:vram=64M --json");
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let report = json(&output);
+    assert_eq!(report["accepted"], true);
+    let suites = report["devices"][0]["suites"].as_array().unwrap();
+    let contracts: Vec<_> = suites.iter().map(|suite| &suite["contract"]).collect();
+    assert_eq!(contracts, ["discovery", "memory", "queue", "release"]);
+    for suite in suites {
+        assert!(!suite["checks"].as_array().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_device_that_breaks_a_promise_ends_in_6() {
+    let output = here("accept --device sim:vram=64M,fault=destroy:1");
+    assert_eq!(code(&output), 6);
+    assert!(stdout(&output).contains("FAIL"), "{}", stdout(&output));
+}
