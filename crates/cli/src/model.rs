@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub(crate) struct Model {
     /// Opened for verifying only; nothing else reads through it.
     check: File,
     set: SwapSet,
-    pub(crate) state: Option<State>,
+    state: State,
     /// Whether it has turned out not to fit in VRAM as a whole.
     pub(crate) tensor_by_tensor: bool,
     requests: u64,
@@ -52,13 +53,8 @@ impl Model {
         let name = name.to_string_lossy().into_owned();
         let check = second_handle(&file)?;
         let set = SwapSet::new(pager, &file)?;
-        let state = match args.state {
-            0 => None,
-            len => {
-                let seed = args.seed.wrapping_add(index << 32);
-                Some(State::new(pager, &format!("{name}/state"), len, seed)?)
-            }
-        };
+        let seed = args.seed.wrapping_add(index << 32);
+        let state = State::new(pager, &format!("{name}/state"), args.state, seed)?;
         Ok(Self {
             name,
             file,
@@ -76,9 +72,23 @@ impl Model {
     /// Its tensors in order, then its state.
     pub(crate) fn buffers(&self) -> Vec<&Buffer> {
         let tensors = self.set.tensors().iter().map(|each| &each.buffer);
-        tensors
-            .chain(self.state.as_ref().map(|state| &state.buffer))
-            .collect()
+        tensors.chain(self.state.pieces()).collect()
+    }
+
+    /// Which of [`buffers`](Self::buffers) are its state.
+    pub(crate) fn state(&self) -> Range<usize> {
+        let tensors = self.set.tensors().len();
+        tensors..tensors + self.state.pieces().len()
+    }
+
+    /// Has the engine write the state anew.
+    pub(crate) fn write_state(&mut self, pager: &Pager) -> Result<(), Failure> {
+        if !self.state.pieces().is_empty() {
+            let mut work = pager.submission();
+            self.state.fill(&mut work)?;
+            work.submit()?;
+        }
+        Ok(())
     }
 
     /// What buffer `index` of [`buffers`](Self::buffers) should hold from `offset` on.
@@ -89,13 +99,13 @@ impl Model {
         into: &'a mut Vec<u8>,
         len: usize,
     ) -> Result<&'a [u8], Failure> {
-        match (self.set.tensors().get(index), &self.state) {
-            (Some(each), _) => read_at(&self.check, each.tensor.offset + offset, into, len)
-                .with_context(|| format!("{}: reading to verify", self.file.path().display()))
-                .map_err(|error| Failure::new(Exit::Failed, error)),
-            (None, Some(state)) => Ok(state.expected(offset, into, len)),
-            (None, None) => unreachable!("only a state comes behind the tensors"),
-        }
+        let Some(each) = self.set.tensors().get(index) else {
+            let piece = (index - self.state().start) as u64;
+            return Ok(self.state.expected(piece, offset, into, len));
+        };
+        read_at(&self.check, each.tensor.offset + offset, into, len)
+            .with_context(|| format!("{}: reading to verify", self.file.path().display()))
+            .map_err(|error| Failure::new(Exit::Failed, error))
     }
 
     /// Whether all tensors are in VRAM.

@@ -3,66 +3,79 @@
 use vrampager::{Buffer, Error, Pager, Submission};
 use vrampager_addr::PAGE_SIZE;
 
-/// Most fills of one submission.
-const FILLS_MAX: u64 = 512;
+/// Bytes of one buffer: a cache has one for each layer, and small ones can be evicted where a
+/// large one could not.
+const PIECE: u64 = 256 << 10;
 
-/// A buffer that the engine fills anew at each request. It is dirty: evicting it takes a copy.
+/// Buffers that the engine fills anew at each request. They are dirty: evicting them takes copies.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) buffer: Buffer,
-    /// Bytes filled with one value.
-    block: u64,
+    pieces: Vec<Buffer>,
     seed: u64,
-    /// How often it has been filled; before that it holds zeros.
+    /// How often they have been filled; before that they hold zeros.
     round: u64,
 }
 
 impl State {
+    /// `len` bytes in all; none is a state without buffers.
     pub(crate) fn new(pager: &Pager, name: &str, len: u64, seed: u64) -> Result<Self, Error> {
-        let buffer = pager.buffer(name, len).create()?;
-        let block = len.div_ceil(FILLS_MAX).next_multiple_of(PAGE_SIZE);
+        let pieces = (0..len.div_ceil(PIECE)).map(|number| {
+            let len = PIECE.min(len - number * PIECE);
+            pager.buffer(&format!("{name}.{number}"), len).create()
+        });
         Ok(Self {
-            buffer,
-            block,
+            pieces: pieces.collect::<Result<_, _>>()?,
             seed,
             round: 0,
         })
     }
 
-    /// Adds to `work` what fills it with the next pattern.
+    pub(crate) fn pieces(&self) -> &[Buffer] {
+        &self.pieces
+    }
+
+    /// Adds to `work` what fills the pieces with the next pattern, page by page.
     pub(crate) fn fill(&mut self, work: &mut Submission<'_>) -> Result<(), Error> {
         self.round += 1;
-        let end = self.buffer.len();
-        for number in 0..end.div_ceil(self.block) {
-            let offset = number * self.block;
-            let len = self.block.min(end - offset);
-            work.fill(&self.buffer, offset, len, self.byte(number))?;
+        for (number, piece) in (0..).zip(&self.pieces) {
+            for page in 0..piece.len().div_ceil(PAGE_SIZE) {
+                let offset = page * PAGE_SIZE;
+                let len = PAGE_SIZE.min(piece.len() - offset);
+                let byte = self.byte(number * PIECE + offset);
+                work.fill(piece, offset, len, byte)?;
+            }
         }
         Ok(())
     }
 
-    /// What it should hold from `offset` on.
-    pub(crate) fn expected<'a>(&self, offset: u64, into: &'a mut Vec<u8>, len: usize) -> &'a [u8] {
+    /// What piece `number` should hold from `offset` on.
+    pub(crate) fn expected<'a>(
+        &self,
+        number: u64,
+        offset: u64,
+        into: &'a mut Vec<u8>,
+        len: usize,
+    ) -> &'a [u8] {
         into.resize(len, 0);
         let mut rest = into.as_mut_slice();
-        let mut at = offset;
+        let mut at = number * PIECE + offset;
         while !rest.is_empty() {
-            let left = usize::try_from(self.block - at % self.block).unwrap_or(usize::MAX);
+            let left = usize::try_from(PAGE_SIZE - at % PAGE_SIZE).expect("at most a page");
             let (now, later) = rest.split_at_mut(left.min(rest.len()));
-            now.fill(self.byte(at / self.block));
+            now.fill(self.byte(at));
             at += now.len() as u64;
             rest = later;
         }
         into
     }
 
-    /// The value of one block: another one for each seed, round and place.
-    fn byte(&self, block: u64) -> u8 {
+    /// The value of the page that byte `at` is on: another one for each seed, round and page.
+    fn byte(&self, at: u64) -> u8 {
         if self.round == 0 {
             return 0;
         }
         let mut mixed = self.seed;
-        for word in [self.round, block] {
+        for word in [self.round, at / PAGE_SIZE] {
             // Multiplying by an odd number and folding the high half down mixes all bits.
             mixed = (mixed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             mixed ^= mixed >> 32;
@@ -82,18 +95,18 @@ mod tests {
 
     #[test]
     fn the_engine_writes_what_is_expected_in_every_round() {
-        const LEN: u64 = (3 << 20) + 5;
         let pager = pager();
-        let mut state = State::new(&pager, "s", LEN, 7).unwrap();
-        let mut found = vec![9; usize::try_from(LEN).unwrap()];
-        let mut expected = Vec::new();
+        let mut state = State::new(&pager, "s", 2 * PIECE + 4101, 7).unwrap();
+        let last = &state.pieces[2];
+        assert_eq!((last.name(), last.len()), ("s.2", 4101));
+        let (mut found, mut expected) = (vec![9; 4101], Vec::new());
         let mut seen = Vec::new();
         for round in 0..3 {
-            state.buffer.read(0, &mut found).unwrap();
-            assert_eq!(found, state.expected(0, &mut expected, found.len()));
+            state.pieces[2].read(0, &mut found).unwrap();
+            assert_eq!(found, state.expected(2, 0, &mut expected, 4101));
             assert_eq!(
-                found[4097..9000],
-                *state.expected(4097, &mut expected, 4903)
+                found[4000..4100],
+                *state.expected(2, 4000, &mut expected, 100)
             );
             assert!(!seen.contains(&found), "round {round} repeats a pattern");
             seen.push(found.clone());
@@ -106,10 +119,15 @@ mod tests {
 
     #[test]
     fn neighbouring_pages_differ_so_that_a_swap_of_two_is_noticed() {
-        let mut state = State::new(&pager(), "s", 1 << 20, 1).unwrap();
+        let mut state = State::new(&pager(), "s", 1, 1).unwrap();
         state.round = 1;
-        let bytes: Vec<u8> = (0..256).map(|block| state.byte(block)).collect();
+        let bytes: Vec<u8> = (0..256).map(|page| state.byte(page * PAGE_SIZE)).collect();
         let equal = bytes.windows(2).filter(|pair| pair[0] == pair[1]).count();
         assert!(equal < 8, "{equal} of 255 pairs are equal");
+    }
+
+    #[test]
+    fn no_bytes_need_no_buffer() {
+        assert!(State::new(&pager(), "s", 0, 1).unwrap().pieces().is_empty());
     }
 }

@@ -138,9 +138,8 @@ fn serve(
         job.request(model)?;
     }
     // What the last request of each model has written.
-    for model in models.iter().filter(|model| model.state.is_some()) {
-        let state = model.buffers().len() - 1;
-        job.compare(model, state..state + 1)?;
+    for model in &models {
+        job.compare(model, model.state())?;
     }
     drop(progress);
     let (copy_ratio, copy_speed) = job.copies.report();
@@ -185,11 +184,7 @@ impl Job<'_> {
         model.unchanged()?;
         let swap_in = served?;
         self.tally.add(tally);
-        if let Some(state) = &mut model.state {
-            let mut work = self.pager.submission();
-            state.fill(&mut work)?;
-            work.submit()?;
-        }
+        model.write_state(self.pager)?;
         let after = self.pager.stats();
         let swap_in = (!hit).then_some(swap_in);
         model.served(swap_in, &before.manager.totals, &after.manager.totals);
