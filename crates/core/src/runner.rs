@@ -25,6 +25,8 @@ pub struct Runner {
     /// The manager's own copies, then users' streams.
     streams: RwLock<Vec<Arc<Stream>>>,
     moves: Arc<Stream>,
+    /// Timelines of streams that were closed.
+    closed: RwLock<Vec<TimelineId>>,
     swap: Option<Arc<dyn Storage>>,
     files: RwLock<BTreeMap<FileId, Arc<dyn Storage>>>,
     pub(crate) undo: Mutex<Vec<Undo>>,
@@ -46,6 +48,7 @@ impl Runner {
             staging,
             streams,
             moves,
+            closed: RwLock::default(),
             swap,
             files,
             undo: Mutex::default(),
@@ -82,20 +85,26 @@ impl Runner {
         Ok(timeline)
     }
 
-    /// Closes a user's stream, idle or not.
+    /// Closes a user's stream, idle or not: what has not run is given up, its fences count as
+    /// reached. The timeline stays until the device is closed, because buffers and other streams
+    /// may still name its fences.
     ///
     /// # Errors
-    /// What the device says.
+    /// What the device says; the stream is then still open.
     pub fn close_stream(&self, timeline: TimelineId) -> Result<(), HalError> {
-        let stream = {
-            let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-            let at = streams
-                .iter()
-                .skip(1)
-                .position(|stream| stream.timeline == timeline);
-            at.map(|at| streams.remove(at + 1))
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let mut users = streams.iter().skip(1);
+        let at = users.position(|stream| stream.timeline == timeline);
+        let Some(at) = at.map(|at| at + 1) else {
+            return Ok(());
         };
-        stream.map_or(Ok(()), |stream| stream.close(&self.gpu))
+        streams[at].close(&self.gpu)?;
+        streams.remove(at);
+        self.closed
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(timeline);
+        Ok(())
     }
 
     fn streams(&self) -> Vec<Arc<Stream>> {
@@ -380,11 +389,17 @@ impl Runner {
     /// Undoes bring-up and closes the device; returns what was left, all zero after every buffer
     /// has been released and reaped. A second call returns zeros.
     pub fn close(&self) -> Counters {
-        for stream in
-            std::mem::take(&mut *self.streams.write().unwrap_or_else(PoisonError::into_inner))
-        {
-            // What cannot be destroyed shows in the counters below.
-            drop(stream.close(&self.gpu));
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let mut timelines = self.closed.write().unwrap_or_else(PoisonError::into_inner);
+        // What cannot be destroyed shows in the counters below.
+        let close = |stream: &&Arc<Stream>| stream.close(&self.gpu).is_err();
+        let left = streams.iter().filter(close).count();
+        timelines.extend(streams.drain(..).map(|stream| stream.timeline));
+        // A channel that is left may yet use any of them.
+        if left == 0 {
+            for timeline in timelines.drain(..) {
+                drop(self.gpu.release.destroy_timeline(timeline));
+            }
         }
         let undo = std::mem::take(&mut *self.undo.lock().unwrap_or_else(PoisonError::into_inner));
         crate::open::undo_all(&self.gpu, undo);

@@ -111,10 +111,12 @@ impl Stream {
         })
     }
 
+    /// Destroys the channel; fences of what it has not run count as reached. The timeline stays.
     pub(crate) fn close(&self, gpu: &Gpu) -> Result<(), HalError> {
-        let channel = self.lock().channel;
-        gpu.release.destroy_channel(channel)?;
-        gpu.release.destroy_timeline(self.timeline)
+        let state = self.lock();
+        gpu.release.destroy_channel(state.channel)?;
+        gpu.queue.signal(self.fence(state.next - 1));
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
