@@ -281,11 +281,11 @@ impl Device {
     }
 
     /// Begins to reserve and place buffers; each is named once or more, and used by the strongest
-    /// access asked for.
+    /// access asked for. A grant shows each once, in the order in which they are first named.
     ///
     /// # Errors
-    /// [`Error::NoSuchBuffer`], [`Error::Invalid`] when a GPU use names a place that the device
-    /// does not reach, [`Error::DeviceLost`].
+    /// [`Error::NoSuchBuffer`], [`Error::Invalid`] when a use names a domain that the device lacks
+    /// or two uses want a buffer in different places, [`Error::DeviceLost`].
     pub fn exec(&mut self, uses: &[Use]) -> Result<TaskId, Error> {
         self.alive()?;
         let mut merged: Vec<Use> = Vec::with_capacity(uses.len());
@@ -300,10 +300,7 @@ impl Device {
                     index.insert(each.buffer, merged.len());
                     merged.push(each.clone());
                 }
-                Some(&at) => {
-                    let first: &mut Use = &mut merged[at];
-                    first.access = first.access.max(each.access);
-                }
+                Some(&at) => merge(&mut merged[at], each)?,
             }
         }
         Ok(self.add_task(Kind::Exec { uses: merged }))
@@ -519,4 +516,15 @@ impl Device {
         }
         self.bump_epoch();
     }
+}
+
+/// Adds a second use of the same buffer to the first. The CPU takes the bytes wherever they are.
+fn merge(first: &mut Use, each: &Use) -> Result<(), Error> {
+    first.access = first.access.max(each.access);
+    if first.target == Target::Cpu {
+        first.target = each.target.clone();
+    } else if each.target != Target::Cpu && each.target != first.target {
+        return Err(Error::Invalid("a buffer is wanted in two places at once"));
+    }
+    Ok(())
 }

@@ -55,7 +55,7 @@ pub enum Done {
 pub struct Grant {
     /// What the work has to wait for.
     pub waits: Vec<Fence>,
-    /// Where each used buffer is, in the order of the request's uses.
+    /// Where each used buffer is, in the order in which the request first names them.
     pub views: Vec<View>,
 }
 
