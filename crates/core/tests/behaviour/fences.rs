@@ -54,6 +54,19 @@ fn a_victim_that_the_gpu_works_on_is_waited_for() {
 }
 
 #[test]
+fn a_buffer_is_moved_only_when_the_gpu_is_done_with_it() {
+    let mut rig = Rig::new(8, 8, 16, 0);
+    let id = rig.create("b", 8, Placement::vram());
+    let fence = rig.gpu_fill(&[(id, 7)]).unwrap();
+
+    rig.move_to(id, MemType::GTT).unwrap();
+
+    assert_eq!(rig.runner.failure(fence), None);
+    assert_eq!(rig.read(id).unwrap(), vec![7; 8 * 4096]);
+    assert!(rig.close(&[id]));
+}
+
+#[test]
 fn an_idle_victim_goes_before_a_busy_one() {
     let mut rig = Rig::new(8, 8, 16, 0);
     let busy = rig.create("busy", 4, Placement::vram());
@@ -154,6 +167,39 @@ fn a_later_write_waits_for_earlier_readers_and_a_read_does_not() {
     signal(&rig, fence);
     rig.runner.wait(read).unwrap();
     rig.runner.close_stream(fence.timeline).unwrap();
+    assert!(rig.close(&[id]));
+}
+
+#[test]
+fn a_stream_may_be_closed_while_another_waits_for_it() {
+    let mut rig = Rig::new(8, 8, 16, 0);
+    let fence = never(&rig);
+    let other = rig.runner.open_stream(ChannelKind::Copy).unwrap();
+    let given_up = rig.runner.submit(other, &[fence], &[]).unwrap();
+    let waiting = rig.runner.submit(rig.stream, &[given_up], &[]).unwrap();
+
+    rig.runner.close_stream(other).unwrap();
+    let waited = rig.runner.wait(waiting);
+
+    assert_eq!(waited, Ok(()));
+    signal(&rig, fence);
+    rig.reap_all();
+    assert!(rig.close(&[]));
+}
+
+#[test]
+fn fences_of_a_closed_stream_hold_nobody_up() {
+    let mut rig = Rig::new(8, 8, 16, 0);
+    let id = rig.create("b", 4, Placement::vram());
+    let opened = rig.runner.open_stream(ChannelKind::Copy).unwrap();
+    let first = std::mem::replace(&mut rig.stream, opened);
+    rig.gpu_fill(&[(id, 7)]).unwrap();
+    let second = std::mem::replace(&mut rig.stream, first);
+    rig.runner.close_stream(second).unwrap();
+
+    let moved = rig.move_to(id, MemType::GTT);
+
+    assert_eq!(moved, Ok(()));
     assert!(rig.close(&[id]));
 }
 

@@ -1,7 +1,7 @@
 //! Many buffers at once, by wait-die (TTM K2): no deadlock, and the oldest request gets on.
 
 use crate::rig::{Rig, gpu_read};
-use vrampager_core::{Done, Error, Keep, MemType, Placement, Step, TaskId};
+use vrampager_core::{Done, Error, Keep, MemType, Placement, Step, Target, TaskId};
 use vrampager_hal::Access;
 
 const VRAM: Option<MemType> = Some(MemType::VRAM);
@@ -92,6 +92,34 @@ fn a_buffer_named_twice_is_reserved_once_for_the_stronger_access() {
     // Only a dirty buffer is moved instead of being dropped.
     assert_eq!(rig.residency(id), Some(MemType::GTT));
     assert!(rig.close(&[id, other]));
+}
+
+#[test]
+fn a_buffer_for_the_cpu_and_the_gpu_is_brought_to_the_gpu() {
+    let mut rig = Rig::new(8, 8, 16, 0);
+    let id = rig.create("b", 4, Placement::vram());
+    let mut cpu = gpu_read(id);
+    cpu.target = Target::Cpu;
+
+    let (task, _) = rig.exec(&[cpu, gpu_read(id)]).unwrap();
+    rig.device.finish(task, None, Keep::Evictable);
+
+    assert_eq!(rig.residency(id), VRAM);
+    assert!(rig.close(&[id]));
+}
+
+#[test]
+fn a_buffer_in_two_places_at_once_is_an_invalid_request() {
+    let mut rig = Rig::new(8, 8, 16, 0);
+    let id = rig.create("b", 4, Placement::vram());
+    let mut in_gtt = gpu_read(id);
+    in_gtt.target = Target::Places(Placement::gtt());
+
+    let refused = rig.device.exec(&[in_gtt, gpu_read(id)]);
+
+    let text = "a buffer is wanted in two places at once";
+    assert_eq!(refused, Err(Error::Invalid(text)));
+    assert!(rig.close(&[id]));
 }
 
 /// Case D10, TTM report 7: no spurious out of memory because others are at it too.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use vrampager_core::{BufferId, Runner};
-use vrampager_hal::Fence;
+use vrampager_hal::{FaultKind, Fence, TimelineId};
 
 /// One buffer as its users know it.
 #[derive(Debug)]
@@ -20,7 +20,11 @@ pub(crate) struct Expected {
 
 /// All buffers ever created.
 #[derive(Debug, Default)]
-pub(crate) struct Model(BTreeMap<BufferId, Expected>);
+pub(crate) struct Model {
+    buffers: BTreeMap<BufferId, Expected>,
+    /// Timelines of streams that were closed, with or without having run what they had.
+    closed: BTreeSet<TimelineId>,
+}
 
 impl Expected {
     fn forget(&mut self, range: Range<usize>) {
@@ -35,9 +39,19 @@ impl Expected {
     }
 
     /// Takes note of submissions that have failed; all of them are over.
-    fn settle(&mut self, runner: &Runner) {
+    fn settle(&mut self, runner: &Runner, closed: &BTreeSet<TimelineId>) {
         let behind = std::mem::take(&mut self.behind);
-        if behind.iter().any(|&fence| runner.failure(fence).is_some()) {
+        let failed = |&fence: &Fence| {
+            let fault = runner.failure(fence);
+            let kind = fault.map(|fault| fault.kind);
+            // No other fault is ever injected: anything else is a mapping gone too early.
+            assert!(
+                kind.is_none_or(|kind| kind == FaultKind::CopyEngine),
+                "{fault:?}"
+            );
+            fault.is_some() || closed.contains(&fence.timeline)
+        };
+        if behind.iter().any(failed) {
             self.forget(0..self.bytes.len());
         }
     }
@@ -52,31 +66,39 @@ impl Model {
             pins: 0,
             released: false,
         };
-        let old = self.0.insert(id, expected);
+        let old = self.buffers.insert(id, expected);
         assert!(old.is_none(), "ids are used once");
     }
 
     pub(crate) fn get(&self, id: BufferId) -> &Expected {
-        &self.0[&id]
+        &self.buffers[&id]
     }
 
     pub(crate) fn get_mut(&mut self, id: BufferId) -> &mut Expected {
-        self.0.get_mut(&id).expect("a buffer that was created")
+        self.buffers
+            .get_mut(&id)
+            .expect("a buffer that was created")
     }
 
     pub(crate) fn len(&self, id: BufferId) -> usize {
-        self.0[&id].bytes.len()
+        self.buffers[&id].bytes.len()
     }
 
     pub(crate) fn live(&self) -> Vec<BufferId> {
-        let live = self.0.iter().filter(|(_, expected)| !expected.released);
+        let live = self
+            .buffers
+            .iter()
+            .filter(|(_, expected)| !expected.released);
         live.map(|(&id, _)| id).collect()
     }
 
     /// Compares what was read at `at`; bytes that were undefined are adopted, and have to stay.
     pub(crate) fn verify(&mut self, runner: &Runner, id: BufferId, at: usize, got: &[u8]) {
-        let expected = self.get_mut(id);
-        expected.settle(runner);
+        let expected = self
+            .buffers
+            .get_mut(&id)
+            .expect("a buffer that was created");
+        expected.settle(runner, &self.closed);
         let range = at..at + got.len();
         if !expected.unknown.is_empty() {
             for (i, &byte) in range.clone().zip(got) {
@@ -99,8 +121,11 @@ impl Model {
 
     /// The CPU has written; everything before has been waited for.
     pub(crate) fn write(&mut self, runner: &Runner, id: BufferId, at: usize, bytes: &[u8]) {
-        let expected = self.get_mut(id);
-        expected.settle(runner);
+        let expected = self
+            .buffers
+            .get_mut(&id)
+            .expect("a buffer that was created");
+        expected.settle(runner, &self.closed);
         let range = at..at + bytes.len();
         expected.learn(range.clone());
         expected.bytes[range].copy_from_slice(bytes);
@@ -122,7 +147,7 @@ impl Model {
         fence: Fence,
     ) {
         let (source, range) = from;
-        let source = &self.0[&source];
+        let source = &self.buffers[&source];
         let bytes = source.bytes[range.clone()].to_vec();
         let unknown = source.unknown.get(range.clone()).map(<[bool]>::to_vec);
         let behind = source.behind.clone();
@@ -139,6 +164,11 @@ impl Model {
                 target.unknown[range].copy_from_slice(&unknown);
             }
         }
+    }
+
+    /// A stream was closed, idle or not.
+    pub(crate) fn close(&mut self, timeline: TimelineId) {
+        self.closed.insert(timeline);
     }
 
     /// A write of this range failed part-way.

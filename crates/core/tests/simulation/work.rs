@@ -8,7 +8,7 @@ use vrampager_core::{
     BufferDesc, BufferId, Bytes, Error, FileId, Grant, Keep, MemType, Place, Placement, Preference,
     Priority, Target, TaskId, Use,
 };
-use vrampager_hal::{Access, Op};
+use vrampager_hal::{Access, ChannelKind, Op};
 
 use crate::scenario::PAGE;
 use crate::world::World;
@@ -99,6 +99,14 @@ pub(crate) fn cpu_read(buffer: BufferId) -> Use {
     }
 }
 
+pub(crate) fn gpu_read(buffer: BufferId) -> Use {
+    Use {
+        buffer,
+        access: Access::Read,
+        target: Target::Gpu,
+    }
+}
+
 fn index(value: u64) -> usize {
     usize::try_from(value).expect("small")
 }
@@ -124,6 +132,10 @@ impl World {
             91..95 => {
                 self.device.release(id).unwrap();
                 self.model.get_mut(id).released = true;
+                (Work::Reap, None)
+            }
+            95..97 => {
+                self.replace_stream();
                 (Work::Reap, None)
             }
             _ => (Work::Reap, Some(self.device.reap())),
@@ -266,6 +278,22 @@ impl World {
         };
         let named: Vec<Use> = uses.iter().map(each).collect();
         self.begin_exec(Work::Place { uses, keep }, &named)
+    }
+
+    /// Closes a stream whatever it is doing, and opens another.
+    fn replace_stream(&mut self) {
+        let at = index(self.choices.below(self.streams.len() as u64));
+        let kind = *self
+            .choices
+            .pick(&[ChannelKind::Copy, ChannelKind::Compute]);
+        match self.runner.open_stream(kind) {
+            Ok(stream) => self.streams.push(stream),
+            Err(error) => return self.expect_fault(&error.to_string()),
+        }
+        match self.runner.close_stream(self.streams[at]) {
+            Ok(()) => self.model.close(self.streams.swap_remove(at)),
+            Err(error) => self.expect_fault(&error.to_string()),
+        }
     }
 
     fn unpin(&mut self, id: BufferId) {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use vrampager_core::{
     BufferId, Bytes, Device, Done, Effects, Error, ErrorKind, FileId, Grant, Keep, Limits,
-    Performed, Runner, Step, TaskId,
+    Performed, Runner, Snapshot, Step, TaskId,
 };
-use vrampager_hal::{ChannelKind, DeviceId, Discovery, TimelineId};
+use vrampager_hal::{ChannelKind, Counters, DeviceId, Discovery, TimelineId};
 use vrampager_sim::{SimConfig, SimStorage, Simulator};
 
 use crate::model::Model;
@@ -59,6 +59,8 @@ pub(crate) struct World {
     pub(crate) files: Vec<Source>,
     pub(crate) choices: Prng,
     pub(crate) trace: Trace,
+    /// What the device held when it had just been opened.
+    start: Counters,
     clients: Vec<Client>,
     operations: u64,
 }
@@ -117,6 +119,7 @@ impl World {
             clients: (0..scenario.clients).map(|_| idle()).collect(),
             operations: scenario.operations,
             scenario,
+            start: runner.counters(),
             sim,
             device,
             runner,
@@ -291,6 +294,8 @@ impl World {
         for id in self.model.live() {
             let len = self.model.len(id);
             self.attempt(|world| world.read_alone(id, len));
+            self.attempt(|world| world.touch_alone(id));
+            self.attempt(|world| world.read_alone(id, len));
             self.device.release(id).unwrap();
             self.model.get_mut(id).released = true;
             self.device.check();
@@ -351,6 +356,13 @@ impl World {
         Ok(bytes)
     }
 
+    fn touch_alone(&mut self, id: BufferId) -> Result<(), Error> {
+        let task = self.device.exec(&[crate::work::gpu_read(id)])?;
+        self.drive(task)?;
+        self.device.finish(task, None, Keep::Evictable);
+        Ok(())
+    }
+
     fn reap_all(&mut self) {
         let pieces = self.device.snapshot().ghosts + self.scenario.faults();
         for _ in 0..=pieces {
@@ -362,7 +374,22 @@ impl World {
 
     /// Closes everything; the hash of the run.
     pub(crate) fn close(mut self) -> Trace {
-        let quarantined = self.device.snapshot().quarantined;
+        let Snapshot {
+            quarantined,
+            va_bytes,
+            ..
+        } = self.device.snapshot();
+        let now = self.runner.counters();
+        assert_eq!(now.objects, self.start.objects);
+        assert_eq!(
+            now.va_bytes - self.start.va_bytes,
+            va_bytes,
+            "addresses in quarantine are exactly those left"
+        );
+        assert!(
+            quarantined > 0 || now.mappings == self.start.mappings,
+            "nothing is mapped but what quarantine holds: {now}"
+        );
         let mut refused = 0;
         for &stream in &self.streams {
             refused += u32::from(self.runner.close_stream(stream).is_err());
