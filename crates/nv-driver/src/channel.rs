@@ -231,10 +231,7 @@ impl<S: Store> Driver<S> {
     pub(crate) fn stop_channel(&mut self, id: ChannelId, error: ChannelError, now: u64) {
         self.counted.channel_errors += 1;
         let stopped = &self.channels[&id];
-        let (client, group, gpu) = (stopped.client, stopped.group, stopped.gpu);
-        if let ChannelError::Mmu(fault) = error {
-            self.gpus[gpu].record(fault);
-        }
+        let (client, group) = (stopped.client, stopped.group);
         let same_group = |channel: &Channel| {
             group.is_some() && channel.client == client && channel.group == group
         };
@@ -258,6 +255,25 @@ impl<S: Store> Driver<S> {
                 self.notify(notifier, error, now);
             }
         }
+    }
+
+    /// The memory faults that stopped channels of this channel's group.
+    pub(crate) fn group_faults(&self, id: ChannelId) -> Vec<MmuFault> {
+        let Some(looked_at) = self.channels.get(&id) else {
+            return Vec::new();
+        };
+        let same_group = |channel: &Channel| {
+            channel.client == looked_at.client
+                && (channel.handle == looked_at.handle
+                    || (channel.group.is_some() && channel.group == looked_at.group))
+        };
+        let group = self.channels.values().filter(|channel| same_group(channel));
+        group
+            .filter_map(|channel| match channel.dead {
+                Some(ChannelError::Mmu(fault)) => Some(fault),
+                Some(ChannelError::Pushbuffer | ChannelError::Group) | None => None,
+            })
+            .collect()
     }
 
     fn notify(&mut self, notifier: Option<MemId>, error: ChannelError, now: u64) {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use vrampager_nv_abi::ctrl::MmuFault;
 use vrampager_nv_abi::{AbiVersion, Uuid};
 
 use crate::channel::{Channel, ChannelId};
@@ -20,12 +19,7 @@ pub(crate) struct Gpu {
     pub(crate) uuid: Uuid,
     pub(crate) vram_used: u64,
     pub(crate) bar1_used: u64,
-    /// The last memory faults, newest first.
-    pub(crate) faults: Vec<MmuFault>,
 }
-
-/// Faults a debugger can ask for.
-const FAULTS_MAX: usize = 4;
 
 impl Gpu {
     fn new(index: usize) -> Self {
@@ -35,13 +29,7 @@ impl Gpu {
             uuid,
             vram_used: 0,
             bar1_used: 0,
-            faults: Vec::new(),
         }
-    }
-
-    pub(crate) fn record(&mut self, fault: MmuFault) {
-        self.faults.insert(0, fault);
-        self.faults.truncate(FAULTS_MAX);
     }
 }
 
@@ -118,6 +106,12 @@ impl<S: Store> Driver<S> {
     /// Makes a request to come fail.
     pub fn inject(&mut self, injection: Injection) {
         self.injector.add(injection);
+    }
+
+    /// Failures still to come.
+    #[must_use]
+    pub fn pending_injections(&self) -> usize {
+        self.injector.pending()
     }
 
     /// Forgets the failures still to come.

@@ -18,6 +18,8 @@ pub enum Kind {
     Control,
     /// Unified memory commands with this number.
     Uvm,
+    /// Escape ioctls and unified memory commands of any number.
+    Any,
 }
 
 /// How a request fails.
@@ -46,7 +48,7 @@ pub struct Injection {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error(
     "{text:?} is not kind:number:nth:failure, such as uvm:73:1:0x51 or esc:0x57:2:ENOMEM \
-     (kinds: esc, alloc, ctrl, uvm)"
+     (kinds: esc, alloc, ctrl, uvm, any)"
 )]
 pub struct InjectionError {
     /// What was given.
@@ -70,6 +72,7 @@ fn read(text: &str) -> Option<Injection> {
         "alloc" => Kind::Alloc,
         "ctrl" => Kind::Control,
         "uvm" => Kind::Uvm,
+        "any" => Kind::Any,
         _ => return None,
     };
     let number = number(parts.next()?)?;
@@ -109,6 +112,10 @@ impl Injector {
         self.pending.push(injection);
     }
 
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.pending.clear();
     }
@@ -117,7 +124,13 @@ impl Injector {
     pub(crate) fn count(&mut self, kind: Kind, number: u32) -> Option<Failure> {
         let mut failure = None;
         self.pending.retain_mut(|pending| {
-            if pending.kind != kind || pending.number != number {
+            let counts = match pending.kind {
+                Kind::Any => matches!(kind, Kind::Escape | Kind::Uvm),
+                Kind::Escape | Kind::Alloc | Kind::Control | Kind::Uvm => {
+                    pending.kind == kind && pending.number == number
+                }
+            };
+            if !counts {
                 return true;
             }
             pending.nth -= 1;
@@ -145,6 +158,15 @@ mod tests {
             Some(Failure::Status(Status::NO_MEMORY))
         );
         assert_eq!(injector.count(Kind::Uvm, 73), None);
+    }
+
+    #[test]
+    fn any_request_counts_once_whatever_it_carries() {
+        let mut injector = Injector::new(vec!["any:0:3:0x51".parse().unwrap()]);
+        assert_eq!(injector.count(Kind::Escape, 0x2B), None);
+        assert_eq!(injector.count(Kind::Alloc, 0x40), None);
+        assert_eq!(injector.count(Kind::Uvm, 73), None);
+        assert!(injector.count(Kind::Escape, 0x29).is_some());
     }
 
     #[test]

@@ -90,9 +90,7 @@ pub(crate) enum Kind {
     },
     Channel(ChannelId),
     Engine,
-    Debugger {
-        gpu: usize,
-    },
+    Debugger(ChannelId),
 }
 
 /// A node of a client's tree.
@@ -351,7 +349,7 @@ impl<S: Store> Driver<S> {
             | Kind::Vaspace(_)
             | Kind::Memory(_)
             | Kind::Engine
-            | Kind::Debugger { .. } => false,
+            | Kind::Debugger(_) => false,
         })
     }
 
@@ -375,7 +373,7 @@ impl<S: Store> Driver<S> {
             }
             Kind::Virtual { vas, .. } | Kind::ContextShare { vas } => self.release_vas(vas),
             Kind::Channel(id) => self.free_channel(id),
-            Kind::Subdevice { .. } | Kind::Engine | Kind::Debugger { .. } => {}
+            Kind::Subdevice { .. } | Kind::Engine | Kind::Debugger(_) => {}
         }
     }
 

@@ -161,25 +161,29 @@ impl<S: Store> Driver<S> {
             return Err(ChannelError::Pushbuffer);
         }
         let (source_size, target_size) = (how.source_bytes(), how.destination_bytes());
+        let constant = !how.reads_source() && !how.keeps_some();
+        let mut source = vec![0; BATCH.min(elements) * source_size];
+        let mut target = vec![0; BATCH.min(elements) * target_size];
         let mut done = 0;
         while done < elements {
             let batch = BATCH.min(elements - done);
-            let mut source = vec![0; batch * source_size];
-            let mut target = vec![0; batch * target_size];
-            if how.reads_source() {
-                self.gpu_read(run, from + (done * source_size) as u64, &mut source)?;
-            }
+            let source = &mut source[..batch * source_size];
+            let target = &mut target[..batch * target_size];
             let at = to + (done * target_size) as u64;
+            if how.reads_source() {
+                self.gpu_read(run, from + (done * source_size) as u64, source)?;
+            }
             if how.keeps_some() {
-                self.gpu_read(run, at, &mut target)?;
+                self.gpu_read(run, at, target)?;
             }
-            let pairs = source
-                .chunks_exact(source_size)
-                .zip(target.chunks_exact_mut(target_size));
-            for (source, target) in pairs {
-                how.apply(source, target);
+            // Batches of a constant are all alike.
+            if !constant || done == 0 {
+                let targets = target.chunks_exact_mut(target_size);
+                for (source, target) in source.chunks_exact(source_size).zip(targets) {
+                    how.apply(source, target);
+                }
             }
-            self.gpu_write(run, at, &target)?;
+            self.gpu_write(run, at, target)?;
             done += batch;
         }
         self.counted.copied_bytes += (elements * target_size) as u64;

@@ -197,7 +197,7 @@ impl<S: Store> Driver<S> {
             class::FERMI_VASPACE_A => self.new_vaspace_object(site, params),
             class::KEPLER_CHANNEL_GROUP_A => self.new_group(site, params),
             class::FERMI_CONTEXT_SHARE_A => self.new_context_share(site, params),
-            class::GT200_DEBUGGER => self.new_debugger(site, params),
+            class::GT200_DEBUGGER => self.new_debugger(params),
             _ => self.new_engine_object(site, handle, class, params),
         }
     }
@@ -354,20 +354,19 @@ impl<S: Store> Driver<S> {
         Ok(Kind::ContextShare { vas })
     }
 
-    fn new_debugger(&mut self, site: Site, params: &[u8]) -> Result<Kind, Status> {
+    /// A debugger looks at the channel of the compute object that it is given.
+    fn new_debugger(&mut self, params: &[u8]) -> Result<Kind, Status> {
         let params: class::DebuggerAlloc = parse(params);
-        let app = self
-            .rm
-            .clients
-            .get(&params.app_client)
-            .ok_or(Status::INVALID_CLIENT)?;
+        let app = self.rm.clients.get(&params.app_client);
+        let app = app.ok_or(Status::INVALID_CLIENT)?;
         let object = app.object(params.compute_object)?;
         if !class::is_compute(object.class) {
             return Err(Status::INVALID_OBJECT);
         }
-        Ok(Kind::Debugger {
-            gpu: self.device_gpu(site)?,
-        })
+        let Kind::Channel(channel) = app.object(object.parent)?.kind else {
+            return Err(Status::INVALID_OBJECT);
+        };
+        Ok(Kind::Debugger(channel))
     }
 
     fn new_channel(&mut self, site: Site, handle: Handle, params: &[u8]) -> Result<Kind, Status> {

@@ -233,21 +233,28 @@ impl<S: Store> Driver<S> {
 
     fn sm_errors(&self, target: &Target, params: &mut [u8]) -> Result<(), Status> {
         let mut answer: ctrl::SmErrorStates = parse(params);
-        let faults = &self.gpus[target.gpu()?].faults;
         answer.states = [[0; 6]; 100];
-        answer.mmu_fault_valid = u8::from(!faults.is_empty());
+        answer.mmu_fault_valid = u8::from(!self.debugged_faults(target)?.is_empty());
         params.copy_from_slice(answer.as_bytes());
         Ok(())
     }
 
     fn mmu_faults(&self, target: &Target, params: &mut [u8]) -> Result<(), Status> {
         let mut answer = ctrl::MmuFaultInfo::new_zeroed();
-        for (slot, fault) in answer.list.iter_mut().zip(&self.gpus[target.gpu()?].faults) {
-            *slot = *fault;
+        for (slot, fault) in answer.list.iter_mut().zip(self.debugged_faults(target)?) {
+            *slot = fault;
             answer.count += 1;
         }
         params.copy_from_slice(answer.as_bytes());
         Ok(())
+    }
+
+    /// Memory faults of the group whose channel a debugger looks at; none once that is freed.
+    fn debugged_faults(&self, target: &Target) -> Result<Vec<ctrl::MmuFault>, Status> {
+        let Some(Kind::Debugger(id)) = target.kind else {
+            return Err(Status::INVALID_OBJECT);
+        };
+        Ok(self.group_faults(id))
     }
 
     fn schedule_group(&mut self, target: &Target, params: &[u8]) -> Result<(), Status> {
@@ -304,9 +311,7 @@ impl<S: Store> Driver<S> {
 impl Target {
     fn gpu(&self) -> Result<usize, Status> {
         match self.kind {
-            Some(Kind::Device { gpu, .. } | Kind::Subdevice { gpu } | Kind::Debugger { gpu }) => {
-                Ok(gpu)
-            }
+            Some(Kind::Device { gpu, .. } | Kind::Subdevice { gpu }) => Ok(gpu),
             _ => Err(Status::INVALID_OBJECT),
         }
     }

@@ -260,21 +260,17 @@ fn reductions_combine_as_signed_or_unsigned_numbers() {
     }
 }
 
-fn faults(client: &mut Client, gpu: Gpu) -> ctrl::MmuFaultInfo {
+/// What a debugger on the queue's channel says of its faults.
+fn faults(client: &mut Client, gpu: Gpu, queue: Queue) -> ctrl::MmuFaultInfo {
     let mut params = class::DebuggerAlloc::new_zeroed();
     params.app_client = client.root;
-    let queue = client.queue(gpu, VA + (32 << 20));
-    let compute = client
-        .alloc_bytes(queue.channel, class::ADA_COMPUTE_A, None)
-        .expect("the test sets this up right");
-    params.compute_object = compute;
-    let debugger = client
-        .alloc(gpu.device, class::GT200_DEBUGGER, &mut params)
-        .expect("the test sets this up right");
+    let compute = client.alloc_bytes(queue.channel, class::ADA_COMPUTE_A, None);
+    params.compute_object = compute.expect("a compute object");
+    let debugger = client.alloc(gpu.device, class::GT200_DEBUGGER, &mut params);
+    let debugger = debugger.expect("a debugger");
     let mut info = ctrl::MmuFaultInfo::new_zeroed();
-    client
-        .control(debugger, ctrl::DEBUG_READ_MMU_FAULT_INFO, &mut info)
-        .expect("the test sets this up right");
+    let asked = client.control(debugger, ctrl::DEBUG_READ_MMU_FAULT_INFO, &mut info);
+    asked.expect("debuggers know of faults");
     info
 }
 
@@ -310,7 +306,13 @@ fn a_freed_buffer_that_is_still_used_stops_the_channel_and_names_the_address() {
         client.read(queue.error, notifier::TIMESTAMP),
         77_u64.to_le_bytes()
     );
-    let info = faults(&mut client, gpu);
+    let other = client.queue(gpu, VA + (32 << 20));
+    assert_eq!(
+        faults(&mut client, gpu, other).count,
+        0,
+        "faults are told apart by group"
+    );
+    let info = faults(&mut client, gpu, queue);
     assert_eq!(info.count, 1);
     let expected = ctrl::MmuFault {
         address: DATA + 0x40,
@@ -343,7 +345,7 @@ fn a_read_only_mapping_can_be_read_and_not_written() {
     );
     client.driver.run_until_idle(0, 10);
     assert_eq!(
-        faults(&mut client, gpu).list[0].fault_type,
+        faults(&mut client, gpu, queue).list[0].fault_type,
         fault::RO_VIOLATION
     );
 }
