@@ -148,6 +148,15 @@ impl Client {
         self.objects.get(&handle).ok_or(Status::OBJECT_NOT_FOUND)
     }
 
+    /// Objects above one, itself included; the client is not counted.
+    fn depth(&self, handle: Handle) -> usize {
+        let parent = |handle: &Handle| self.objects.get(handle).map(|object| object.parent);
+        let above = std::iter::successors(Some(handle), parent);
+        above
+            .filter(|handle| self.objects.contains_key(handle))
+            .count()
+    }
+
     /// A handle for a new object: the one wanted, or the next free one.
     fn handle(&mut self, own: Handle, wanted: Handle) -> Result<Handle, Status> {
         if wanted == own {

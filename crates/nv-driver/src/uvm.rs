@@ -106,9 +106,15 @@ impl UvmSpace {
         (base - start < range.len).then_some((start, *range))
     }
 
-    /// Whether a range shares an address with `[base, base + len)`.
+    /// The lowest range that shares an address with `[base, base + len)`.
+    fn first_overlap(&self, base: u64, len: u64) -> Option<(u64, Range)> {
+        let next = || self.ranges.range(base..base + len).next();
+        self.range_at(base)
+            .or_else(|| next().map(|(&start, range)| (start, *range)))
+    }
+
     fn overlaps(&self, base: u64, len: u64) -> bool {
-        self.range_at(base).is_some() || self.ranges.range(base..base + len).next().is_some()
+        self.first_overlap(base, len).is_some()
     }
 }
 

@@ -19,6 +19,11 @@ struct Remap {
     constants: [u32; 2],
 }
 
+/// Engines take no more address bits than these.
+const ADDRESS_MASK: u64 = (1 << 57) - 1;
+/// No surface has more lines.
+const LINES_MAX: u32 = 1 << 24;
+
 /// Elements that are remapped at a time.
 const BATCH: usize = 4096;
 
@@ -113,13 +118,17 @@ impl<S: Store> Driver<S> {
         if flags & linear != linear || flags & physical != 0 {
             return Err(ChannelError::Pushbuffer);
         }
-        let source = registers.wide(copy::OFFSET_IN_UPPER, copy::OFFSET_IN_LOWER);
-        let destination = registers.wide(copy::OFFSET_OUT_UPPER, copy::OFFSET_OUT_LOWER);
+        let source = registers.wide(copy::OFFSET_IN_UPPER, copy::OFFSET_IN_LOWER) & ADDRESS_MASK;
+        let destination =
+            registers.wide(copy::OFFSET_OUT_UPPER, copy::OFFSET_OUT_LOWER) & ADDRESS_MASK;
         let length = registers.get(copy::LINE_LENGTH_IN);
         let lines = match flags & launch::MULTI_LINE {
             0 => 1,
             _ => registers.get(copy::LINE_COUNT),
         };
+        if lines > LINES_MAX {
+            return Err(ChannelError::Pushbuffer);
+        }
         for line in 0..u64::from(lines) {
             let from = source + line * u64::from(registers.get(copy::PITCH_IN));
             let to = destination + line * u64::from(registers.get(copy::PITCH_OUT));
@@ -196,7 +205,7 @@ impl<S: Store> Driver<S> {
         registers: &Registers,
         flags: u32,
     ) -> Result<(), ChannelError> {
-        let address = registers.wide(copy::SET_SEMAPHORE_A, copy::SET_SEMAPHORE_B);
+        let address = registers.wide(copy::SET_SEMAPHORE_A, copy::SET_SEMAPHORE_B) & ADDRESS_MASK;
         let payload = registers.get(copy::SET_SEMAPHORE_PAYLOAD);
         match flags >> launch::SEMAPHORE_SHIFT & 3 {
             0 => return Ok(()),

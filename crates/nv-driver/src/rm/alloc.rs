@@ -1,6 +1,7 @@
 //! Making objects: classes, their parameters and the parents they go under.
 
 use vrampager_addr::Span;
+use vrampager_nv_abi::method::{CHANNEL_VA_LIMIT, GP_ENTRY_BYTES};
 use vrampager_nv_abi::neutral::{ChannelAlloc, VaspaceAlloc};
 use vrampager_nv_abi::{Handle, Status, class};
 use zerocopy::{FromBytes, IntoBytes};
@@ -385,7 +386,13 @@ impl<S: Store> Driver<S> {
         };
         let vas = self.channel_vas(site, &params)?;
         let entries = params.gpfifo_entries;
-        if !entries.is_power_of_two() || entries < 2 || !params.gpfifo_offset.is_multiple_of(8) {
+        let ring = Span::new(params.gpfifo_offset, u64::from(entries) * GP_ENTRY_BYTES);
+        let reachable = ring.is_some_and(|ring| ring.end() <= CHANNEL_VA_LIMIT);
+        if !entries.is_power_of_two()
+            || entries < 2
+            || !params.gpfifo_offset.is_multiple_of(GP_ENTRY_BYTES)
+            || !reachable
+        {
             return Err(Status::INVALID_ARGUMENT);
         }
         let userd = self.channel_userd(site.client, &params)?;

@@ -14,6 +14,9 @@ use crate::store::{Place, Process, Store};
 use crate::vas::{Access, Entry, Origin, VasId};
 use crate::{Driver, FileId};
 
+/// Objects from the client down, itself not counted: the tree is no deeper.
+const DEPTH_MAX: usize = 6;
+
 /// First cookie of a CPU mapping; looks like an address of user space, as the real ones do.
 const COOKIE_BASE: u64 = 0x7E00_0000_0000;
 
@@ -265,6 +268,9 @@ impl<S: Store> Driver<S> {
         let client = self.client(file, request.client)?;
         if request.parent != request.client {
             client.object(request.parent)?;
+        }
+        if client.depth(request.parent) >= DEPTH_MAX {
+            return Err(Status::ILLEGAL_ACTION);
         }
         let source = self
             .client(file, request.source_client)?

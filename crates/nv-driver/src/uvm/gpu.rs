@@ -183,11 +183,12 @@ impl<S: Store> Driver<S> {
         }
         let space = self.space(file)?;
         let mut at = base;
+        // Each range is stepped over once, whatever its size.
         while at + CHANNEL_RESOURCES <= span.end() {
-            if !space.overlaps(at, CHANNEL_RESOURCES) {
-                return Ok(at);
+            match space.first_overlap(at, CHANNEL_RESOURCES) {
+                Some((start, range)) => at = start + range.len,
+                None => return Ok(at),
             }
-            at += CHANNEL_RESOURCES;
         }
         Err(Status::INVALID_ADDRESS)
     }

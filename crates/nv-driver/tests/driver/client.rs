@@ -6,8 +6,8 @@ use vrampager_nv_abi::escape::{self, RmAlloc, RmControl, RmFree, RmMapMemory};
 use vrampager_nv_abi::neutral::{ChannelAlloc, MapMemoryDma, Schedule, UvmFree, VaspaceAlloc};
 use vrampager_nv_abi::{AbiVersion, Handle, Status, Uuid, class, ctrl, uvm};
 use vrampager_nv_driver::{
-    Config, Driver, Effect, Errno, FileId, HeapStore, MapContext, Node, Place, Process, Store,
-    StoreError,
+    Arch, Config, Driver, Effect, Errno, FileId, HeapStore, MapContext, Node, Place, Process,
+    Store, StoreError,
 };
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -31,6 +31,12 @@ impl Memory {
             .checked_add(len)
             .filter(|&end| end <= self.bytes.len());
         Ok(start..end.ok_or(StoreError::BadAddress)?)
+    }
+
+    /// Puts bytes over what the last call put there.
+    pub(crate) fn put_at_start(&mut self, bytes: &[u8]) -> u64 {
+        self.used = 0;
+        self.put(bytes)
     }
 
     /// Puts bytes somewhere.
@@ -64,6 +70,7 @@ pub(crate) struct Client {
     pub(crate) driver: Driver<HeapStore>,
     pub(crate) memory: Memory,
     pub(crate) abi: AbiVersion,
+    channel_class: u32,
     pub(crate) ctl: i32,
     pub(crate) uvm: i32,
     pub(crate) root: Handle,
@@ -107,6 +114,10 @@ impl Client {
     pub(crate) fn new(machine: &str) -> Self {
         let config = Config::parse(machine).expect("a machine the test made up");
         let abi = config.abi();
+        let channel_class = match config.arch {
+            Arch::Ampere | Arch::Ada => class::AMPERE_CHANNEL_GPFIFO_A,
+            Arch::Blackwell => class::BLACKWELL_CHANNEL_GPFIFO_A,
+        };
         let mut client = Self {
             driver: Driver::new(config, HeapStore::new()),
             memory: Memory {
@@ -115,6 +126,7 @@ impl Client {
                 fds: BTreeMap::new(),
             },
             abi,
+            channel_class,
             ctl: 0,
             uvm: 0,
             root: 0,
@@ -570,7 +582,8 @@ impl Client {
     ) -> Result<Handle, Status> {
         let mut bytes = vec![0; ChannelAlloc::size(self.abi)];
         params.encode(self.abi, &mut bytes);
-        self.alloc_bytes(parent, class::AMPERE_CHANNEL_GPFIFO_A, Some(&mut bytes))
+        let class = self.channel_class;
+        self.alloc_bytes(parent, class, Some(&mut bytes))
     }
 
     pub(crate) fn register_packet(

@@ -4,5 +4,6 @@ mod bad_inputs;
 mod channels;
 mod client;
 mod failures;
+mod garbage;
 mod lifetime;
 mod versions;
