@@ -26,11 +26,11 @@ pub enum Error {
     /// The rest of the device string is wrong.
     #[error(transparent)]
     Configuration(#[from] SimError),
-    /// The device could not be opened.
-    #[error("cannot open the device: {0}")]
+    /// The device could not be opened, or does not take work.
+    #[error(transparent)]
     Device(#[from] HalError),
     /// The device was opened but could not be taken into management.
-    #[error("cannot manage the device: {0}")]
+    #[error(transparent)]
     Open(#[from] Box<OpenError>),
     /// A file cannot serve as swap or backing.
     #[error("{path}: cannot {action}")]
@@ -49,7 +49,7 @@ pub enum Error {
     #[error("submitted work did not finish: {0}")]
     Fault(Fault),
     /// Waiting or accessing memory failed on the device.
-    #[error("device access failed: {0}")]
+    #[error(transparent)]
     Access(#[from] vrampager_core::EffectError),
     /// A range leaves its buffer or file.
     #[error("{len} bytes at offset {offset} leave `{what}` of {size} bytes")]

@@ -220,7 +220,6 @@ impl Pager {
         if buffers > 0 {
             return Err(Error::InUse { buffers });
         }
-        self.shell.runner.close_stream(self.stream)?;
         Ok(self.shell.runner.close())
     }
 }

@@ -231,3 +231,18 @@ fn a_copy_that_fails_midway_is_repeated_and_loses_nothing() {
     drop(buffers);
     assert!(pager.close().unwrap().is_zero());
 }
+
+#[test]
+fn a_channel_that_the_device_keeps_is_counted_when_the_pager_closes() {
+    let pager = Pager::builder("sim:vram=8M,fault=destroy-channel:1");
+    let left = pager.unwrap().host(MIB).open().unwrap().close().unwrap();
+    assert_eq!((left.channels, left.objects, left.va_bytes), (1, 0, 0));
+}
+
+#[test]
+fn a_failure_is_told_once_however_its_causes_are_printed() {
+    let pager = Pager::builder("sim:vram=8M,fault=create:1").unwrap();
+    let error = pager.host(MIB).open().unwrap_err();
+    assert!(error.to_string().starts_with("VRAM heap has "), "{error}");
+    assert!(std::error::Error::source(&error).is_none());
+}
