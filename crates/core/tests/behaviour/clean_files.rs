@@ -110,3 +110,63 @@ fn a_read_that_fails_leaves_the_buffer_as_it_was_for_another_try() {
     assert_eq!(rig.read(id).unwrap(), region(&pattern(5, 8)));
     assert!(rig.close(&[id]));
 }
+
+/// More than all staging pieces of 2 MiB together, so that each is used twice.
+const LARGE: u64 = 2500;
+
+fn large(rig: &mut Rig) -> (BufferId, std::sync::Arc<SimStorage>) {
+    let (file, storage) = rig.add_file(&pattern(5, LARGE));
+    let mut desc = Rig::desc("large", LARGE, Placement::vram());
+    desc.content = Source::File { file, offset: 0 };
+    (rig.create_desc(&desc).unwrap(), storage)
+}
+
+#[test]
+fn a_buffer_larger_than_all_staging_arrives_whole() {
+    let mut rig = Rig::new(4096, 64, 64, 0);
+    let (id, _) = large(&mut rig);
+
+    rig.touch(&[id]).unwrap();
+    let first = rig.read(id).unwrap();
+    rig.write(id, &pattern(6, LARGE)).unwrap();
+    let second = rig.read(id).unwrap();
+
+    assert!(first == pattern(5, LARGE));
+    assert!(second == pattern(6, LARGE));
+    assert!(rig.close(&[id]));
+}
+
+#[test]
+fn a_read_that_fails_in_any_piece_can_be_repeated() {
+    for nth in 1..=5 {
+        let mut rig = Rig::new(4096, 64, 64, 0);
+        let (id, storage) = large(&mut rig);
+        storage.fail_read(nth, StorageFault::Io(std::io::ErrorKind::Other));
+
+        let refused = rig.touch(&[id]);
+        let second = rig.touch(&[id]);
+
+        assert!(refused.is_err(), "piece {nth}");
+        assert_eq!(second, Ok(()), "piece {nth}");
+        assert!(rig.read(id).unwrap() == pattern(5, LARGE), "piece {nth}");
+        assert!(rig.close(&[id]), "piece {nth}");
+    }
+}
+
+/// The copy out of staging is repeated from the staging piece, which nobody may refill before.
+#[test]
+fn a_copy_that_stops_in_any_piece_is_repeated() {
+    for nth in 1..=5 {
+        let mut rig = Rig::new(4096, 64, 64, 0);
+        let (id, _) = large(&mut rig);
+        rig.inject(vrampager_sim::Injection::StopCopy {
+            nth,
+            after_bytes: 1_000_000,
+        });
+
+        rig.touch(&[id]).unwrap();
+
+        assert!(rig.read(id).unwrap() == pattern(5, LARGE), "piece {nth}");
+        assert!(rig.close(&[id]), "piece {nth}");
+    }
+}

@@ -40,6 +40,26 @@ fn memory_released_behind_pending_work_is_waited_for() {
     assert!(rig.close(&[second]));
 }
 
+/// Case D2 (modular #6801).
+#[test]
+fn many_small_pieces_behind_pending_work_make_room_for_a_large_buffer() {
+    let mut rig = Rig::new(83, 83, 166, 0);
+    let ids: Vec<_> = (0..83)
+        .map(|_| rig.create("small", 1, Placement::vram()))
+        .collect();
+    let fills: Vec<_> = ids.iter().map(|&id| (id, 1)).collect();
+    rig.gpu_fill(&fills).unwrap();
+    for id in ids {
+        rig.device.release(id).unwrap();
+    }
+    let large = rig.create("large", 83, Placement::vram());
+
+    let placed = rig.touch(&[large]);
+
+    assert_eq!(placed, Ok(()));
+    assert!(rig.close(&[large]));
+}
+
 #[test]
 fn a_victim_that_the_gpu_works_on_is_waited_for() {
     let mut rig = Rig::new(8, 8, 16, 0);

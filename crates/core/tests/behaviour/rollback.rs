@@ -7,6 +7,8 @@ use vrampager_sim::{Call, Injection};
 
 /// More than any move here takes of one kind of call.
 const CALLS_MAX: u64 = 12;
+/// Three extents in a buddy space, so that every stage of mapping consists of three calls.
+const PAGES: u64 = 7;
 
 /// A kind of move: how to set it up, and how to do it.
 struct Move {
@@ -17,25 +19,25 @@ struct Move {
 }
 
 fn in_vram(rig: &mut Rig) -> BufferId {
-    rig.dirty("b", 4, 1)
+    rig.dirty("b", PAGES, 1)
 }
 
 fn in_gtt(rig: &mut Rig) -> BufferId {
-    let id = rig.dirty("b", 4, 1);
+    let id = rig.dirty("b", PAGES, 1);
     rig.move_to(id, MemType::GTT).unwrap();
     rig.touch_in_gtt(id);
     id
 }
 
 fn in_system(rig: &mut Rig) -> BufferId {
-    let id = rig.create("b", 4, Placement::vram());
-    rig.write(id, &pattern(1, 4)).unwrap();
+    let id = rig.create("b", PAGES, Placement::vram());
+    rig.write(id, &pattern(1, PAGES)).unwrap();
     id
 }
 
 fn in_file(rig: &mut Rig) -> BufferId {
-    let (file, _) = rig.add_file(&pattern(1, 4));
-    let mut desc = Rig::desc("b", 4, Placement::vram());
+    let (file, _) = rig.add_file(&pattern(1, PAGES));
+    let mut desc = Rig::desc("b", PAGES, Placement::vram());
     desc.content = Source::File { file, offset: 0 };
     rig.create_desc(&desc).unwrap()
 }
@@ -116,7 +118,7 @@ fn state(rig: &mut Rig) -> Snapshot {
 /// Fails the `nth` call during one move; the error, if the move noticed.
 fn fail_once(each: &Move, call: Call, nth: u64) -> Option<Error> {
     let context = format!("{}, {call:?} {nth}", each.name);
-    let mut rig = Rig::new(8, 8, 16, 0);
+    let mut rig = Rig::new(16, 16, 32, 0);
     let id = (each.arrange)(&mut rig);
     let before = (state(&mut rig), rig.residency(id));
     rig.inject(Injection::FailCall { call, nth });
@@ -133,7 +135,7 @@ fn fail_once(each: &Move, call: Call, nth: u64) -> Option<Error> {
         (each.act)(&mut rig, id).unwrap();
     }
     assert_eq!(rig.residency(id), Some(each.arrives), "{context}");
-    assert_eq!(rig.read(id).unwrap(), pattern(1, 4), "{context}");
+    assert_eq!(rig.read(id).unwrap(), pattern(1, PAGES), "{context}");
     // A fault that the move did not meet may strike at the end.
     assert!(rig.close(&[id]) || first.is_ok(), "{context}");
     first.err()
@@ -248,4 +250,69 @@ fn a_move_that_can_be_neither_done_nor_undone_is_quarantined() {
     rig.reap_all();
     rig.device.check_drained();
     assert!(!rig.runner.close().is_zero(), "a mapping is left");
+}
+
+/// A mapping of the buffer itself that can be neither made nor unmade: the GPU may reach its bytes
+/// for good, so it stays where it is, readable, and says why it cannot be used.
+#[test]
+fn a_buffer_with_a_stuck_mapping_keeps_its_bytes_and_its_place() {
+    let mut rig = Rig::new(16, 16, 32, 0);
+    let id = rig.create("b", PAGES, Placement::vram());
+    let fails = |call, nth| Injection::FailCall { call, nth };
+    rig.inject(fails(Call::MapGpu, 2));
+    rig.inject(fails(Call::UnmapGpu, 1));
+
+    let first = rig.touch(&[id]).unwrap_err();
+    let second = rig.touch(&[id]).unwrap_err();
+    let neighbour = rig.dirty("neighbour", 9, 2);
+    rig.write(id, &pattern(1, PAGES)).unwrap();
+
+    assert!(first.to_string().contains("VRAM heap has"), "{first}");
+    assert!(second.to_string().contains("unmap-gpu"), "{second}");
+    assert_eq!(rig.residency(id), Some(MemType::VRAM));
+    assert_eq!(rig.read(id).unwrap(), pattern(1, PAGES));
+    rig.device.release(id).unwrap();
+    rig.device.release(neighbour).unwrap();
+    rig.reap_all();
+    rig.device.check_drained();
+    assert_eq!(rig.device.snapshot().quarantined, 1);
+}
+
+#[test]
+fn released_memory_that_the_device_does_not_take_back_is_counted_as_quarantined() {
+    let mut rig = Rig::new(16, 16, 32, 0);
+    let id = rig.dirty("b", PAGES, 1);
+    let call = Call::UnmapGpu;
+    rig.inject(Injection::FailCall { call, nth: 1 });
+    rig.device.release(id).unwrap();
+
+    rig.reap_all();
+    let next = rig.dirty("next", 8, 2);
+
+    let vram = rig.report(vrampager_core::Domain::Memory(MemType::VRAM));
+    assert_eq!(vram.quarantined, PAGES * 4096);
+    assert_eq!(rig.read(next).unwrap(), pattern(2, 8));
+}
+
+/// Case R3: a model that cannot be made resident as a whole is as intact as before.
+#[test]
+fn a_request_for_many_that_fails_at_one_can_be_repeated() {
+    let mut rig = Rig::new(20, 20, 64, 0);
+    let model: Vec<_> = (0..10).map(|seed| rig.dirty("layer", 2, seed)).collect();
+    for &id in &model {
+        rig.move_to(id, MemType::SYSTEM).unwrap();
+    }
+    let other = rig.dirty("other", 15, 99);
+    rig.pin(other).unwrap();
+
+    let refused = rig.touch(&model);
+    let after_failure: Vec<_> = model.iter().map(|&id| rig.read(id).unwrap()).collect();
+    rig.device.release(other).unwrap();
+    let second = rig.touch(&model);
+
+    let written: Vec<_> = (0..10).map(|seed| pattern(seed, 2)).collect();
+    assert!(refused.is_err());
+    assert_eq!(second, Ok(()));
+    assert!(after_failure == written);
+    assert!(rig.close(&model));
 }
