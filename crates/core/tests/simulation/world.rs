@@ -259,6 +259,21 @@ impl World {
             ErrorKind::OutOfAddresses => false,
         };
         assert!(fine, "{error} in {work:?}");
+        let full = matches!(error, Error::OutOfMemory(_));
+        assert!(
+            !full || !self.must_fit(work),
+            "spurious: {error} in {work:?}"
+        );
+    }
+
+    /// Whether the request has to find room however much the others are using: they let go again.
+    fn must_fit(&self, work: &Work) -> bool {
+        let pages = |id: BufferId| (self.model.len(id) as u64).div_ceil(PAGE);
+        let needed: u64 = work.buffers().into_iter().map(pages).sum();
+        let pinned = self.model.live().into_iter();
+        let pinned = pinned.filter(|&id| self.model.get(id).pins > 0).count();
+        let Scenario { swap, largest, .. } = self.scenario;
+        needed <= largest && pinned == 0 && swap >= 256 && self.scenario.faults() == 0
     }
 
     /// Drives one task alone until it is granted or over.
