@@ -81,6 +81,29 @@ fn a_refused_recovery_is_tried_again() {
     }
 }
 
+/// A copy that was refused is not in the log that the next channel repeats: its target is gone.
+#[test]
+fn a_move_refused_on_a_stopped_channel_leaves_no_copy_behind() {
+    let mut rig = Rig::new(16, 16, 32, 0);
+    let [first, second] = [1, 2].map(|seed| rig.dirty("b", 4, seed));
+    rig.inject(stop(1, 100));
+    rig.move_to(first, MemType::GTT).unwrap();
+    // The engine runs while it is polled; nobody looks after the channel.
+    for _ in 0..100 {
+        rig.runner.progress();
+    }
+    let call = Call::CreateChannel;
+    rig.inject(Injection::FailCall { call, nth: 1 });
+
+    let refused = rig.move_to(second, MemType::GTT);
+    let contents = [first, second].map(|id| rig.read(id).unwrap());
+
+    assert!(refused.is_err());
+    assert_eq!(rig.residency(second), Some(MemType::VRAM));
+    assert_eq!(contents, [1, 2].map(|seed| pattern(seed, 4)));
+    assert!(rig.close(&[first, second]));
+}
+
 #[test]
 fn a_copy_that_never_gets_further_is_a_lost_device() {
     let mut rig = Rig::new(8, 8, 16, 0);
