@@ -73,7 +73,10 @@ fn median(values: &mut [f64]) -> Option<f64> {
 /// The engine's large copies beside memcpy.
 #[derive(Debug)]
 pub(crate) struct Copies {
+    /// Made when it is first needed.
     memcpy: Option<Memcpy>,
+    /// The time that a deterministic device takes is its model's, not the machine's.
+    virtual_time: bool,
     /// Every how many requests with large copies one is measured.
     every: u64,
     seen: u64,
@@ -83,10 +86,9 @@ pub(crate) struct Copies {
 
 impl Copies {
     pub(crate) fn new(pager: &Pager, requests: u64) -> Self {
-        // The time that a deterministic device takes is its model's, not the machine's.
-        let virtual_time = pager.info().name.contains("mode=deterministic");
         Self {
-            memcpy: (!virtual_time).then(Memcpy::new),
+            memcpy: None,
+            virtual_time: pager.info().name.contains("mode=deterministic"),
             every: requests.div_ceil(SAMPLES),
             seen: 0,
             engine: Vec::new(),
@@ -96,14 +98,12 @@ impl Copies {
 
     /// Takes the large copies of one request, and measures memcpy if it is its turn.
     pub(crate) fn measure(&mut self, bytes: u64, ns: u64) {
-        let Some(memcpy) = &mut self.memcpy else {
-            return;
-        };
-        if bytes == 0 {
+        if bytes == 0 || self.virtual_time {
             return;
         }
         if self.seen.is_multiple_of(self.every) {
             self.engine.push(bandwidth(bytes, ns.into()));
+            let memcpy = self.memcpy.get_or_insert_with(Memcpy::new);
             self.plain.push(memcpy.sample());
         }
         self.seen += 1;

@@ -24,7 +24,7 @@ pub(crate) struct Model {
     /// Opened for verifying only; nothing else reads through it.
     check: File,
     set: SwapSet,
-    state: State,
+    pub(crate) state: State,
     /// Whether it has turned out not to fit in VRAM as a whole.
     pub(crate) tensor_by_tensor: bool,
     requests: u64,
@@ -76,19 +76,9 @@ impl Model {
     }
 
     /// Which of [`buffers`](Self::buffers) are its state.
-    pub(crate) fn state(&self) -> Range<usize> {
+    pub(crate) fn state_range(&self) -> Range<usize> {
         let tensors = self.set.tensors().len();
         tensors..tensors + self.state.pieces().len()
-    }
-
-    /// Has the engine write the state anew.
-    pub(crate) fn write_state(&mut self, pager: &Pager) -> Result<(), Failure> {
-        if !self.state.pieces().is_empty() {
-            let mut work = pager.submission();
-            self.state.fill(&mut work)?;
-            work.submit()?;
-        }
-        Ok(())
     }
 
     /// What buffer `index` of [`buffers`](Self::buffers) should hold from `offset` on.
@@ -100,7 +90,7 @@ impl Model {
         len: usize,
     ) -> Result<&'a [u8], Failure> {
         let Some(each) = self.set.tensors().get(index) else {
-            let piece = (index - self.state().start) as u64;
+            let piece = (index - self.state_range().start) as u64;
             return Ok(self.state.expected(piece, offset, into, len));
         };
         read_at(&self.check, each.tensor.offset + offset, into, len)

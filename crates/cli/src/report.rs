@@ -73,8 +73,8 @@ impl SwapIn {
     /// Nearest-rank percentiles of times in milliseconds; `None` of no time.
     pub(crate) fn of(times_ms: &mut [f64]) -> Option<Self> {
         times_ms.sort_by(f64::total_cmp);
-        let rank = |percent: usize| times_ms.len() * percent / 100;
-        let at = |percent| times_ms.get(rank(percent).min(times_ms.len().checked_sub(1)?));
+        let rank = |percent: usize| (times_ms.len() * percent).div_ceil(100);
+        let at = |percent| times_ms.get(rank(percent).checked_sub(1)?);
         Some(Self {
             p50: *at(50)?,
             p99: *at(99)?,
@@ -315,7 +315,7 @@ mod tests {
     fn percentiles_are_values_that_occurred() {
         let mut times: Vec<f64> = (0..100).rev().map(f64::from).collect();
         let swap_in = SwapIn::of(&mut times).unwrap();
-        assert_eq!((swap_in.p50, swap_in.p99), (50.0, 99.0));
+        assert_eq!((swap_in.p50, swap_in.p99), (49.0, 98.0));
         let one = SwapIn::of(&mut [7.0]).unwrap();
         assert_eq!((one.p50, one.p99), (7.0, 7.0));
         assert!(SwapIn::of(&mut []).is_none());

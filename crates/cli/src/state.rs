@@ -1,6 +1,6 @@
 //! Written memory that goes with a model, as the cache of a language model does.
 
-use vrampager::{Buffer, Error, Pager, Submission};
+use vrampager::{Buffer, Error, Pager};
 use vrampager_addr::PAGE_SIZE;
 
 /// Bytes of one buffer: a cache has one for each layer, and small ones can be evicted where a
@@ -34,16 +34,19 @@ impl State {
         &self.pieces
     }
 
-    /// Adds to `work` what fills the pieces with the next pattern, page by page.
-    pub(crate) fn fill(&mut self, work: &mut Submission<'_>) -> Result<(), Error> {
+    /// Has the engine fill the pieces with the next pattern, page by page. Each piece is work of
+    /// its own: all of them together need not fit in VRAM.
+    pub(crate) fn write(&mut self, pager: &Pager) -> Result<(), Error> {
         self.round += 1;
         for (number, piece) in (0..).zip(&self.pieces) {
+            let mut work = pager.submission();
             for page in 0..piece.len().div_ceil(PAGE_SIZE) {
                 let offset = page * PAGE_SIZE;
                 let len = PAGE_SIZE.min(piece.len() - offset);
                 let byte = self.byte(number * PIECE + offset);
                 work.fill(piece, offset, len, byte)?;
             }
+            work.submit()?;
         }
         Ok(())
     }
@@ -110,9 +113,7 @@ mod tests {
             );
             assert!(!seen.contains(&found), "round {round} repeats a pattern");
             seen.push(found.clone());
-            let mut work = pager.submission();
-            state.fill(&mut work).unwrap();
-            work.submit().unwrap().wait().unwrap();
+            state.write(&pager).unwrap();
         }
         assert!(seen[0].iter().all(|&byte| byte == 0));
     }

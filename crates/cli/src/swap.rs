@@ -139,7 +139,7 @@ fn serve(
     }
     // What the last request of each model has written.
     for model in &models {
-        job.compare(model, model.state())?;
+        job.compare(model, model.state_range())?;
     }
     drop(progress);
     let (copy_ratio, copy_speed) = job.copies.report();
@@ -184,7 +184,7 @@ impl Job<'_> {
         model.unchanged()?;
         let swap_in = served?;
         self.tally.add(tally);
-        model.write_state(self.pager)?;
+        model.state.write(self.pager)?;
         let after = self.pager.stats();
         let swap_in = (!hit).then_some(swap_in);
         model.served(swap_in, &before.manager.totals, &after.manager.totals);

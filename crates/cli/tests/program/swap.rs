@@ -96,6 +96,17 @@ fn a_model_that_does_not_fit_runs_tensor_by_tensor() {
 }
 
 #[test]
+fn state_that_does_not_fit_in_vram_is_written_and_compared_piece_by_piece() {
+    let folder = folder();
+    let line = "swap c.gguf --device sim:vram=3M --state 4M --host 8M --requests 3 --json";
+    let output = run(folder.path(), line);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let report = json(&output);
+    assert_clean(&report);
+    assert_eq!(number(&report["verified_bytes"]), (3 * 7 + 4) * MIB);
+}
+
+#[test]
 fn a_tensor_that_does_not_fit_ends_in_3_and_says_what_is_missing() {
     let folder = folder();
     let output = run(
