@@ -89,9 +89,8 @@ fn a_move_refused_on_a_stopped_channel_leaves_no_copy_behind() {
     rig.inject(stop(1, 100));
     rig.move_to(first, MemType::GTT).unwrap();
     // The engine runs while it is polled; nobody looks after the channel.
-    for _ in 0..100 {
-        rig.runner.progress();
-    }
+    let polls = (0..100).map(|_| rig.runner.progress().len());
+    assert!(polls.sum::<usize>() > 0);
     let call = Call::CreateChannel;
     rig.inject(Injection::FailCall { call, nth: 1 });
 

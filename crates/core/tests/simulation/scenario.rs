@@ -124,7 +124,10 @@ impl Scenario {
 
     /// Whether something may be left behind that the device would not take back.
     pub(crate) fn may_leave(&self) -> bool {
-        let backward = |fault: &Injection| matches!(fault, Injection::FailCall { call, .. } if BACKWARD.contains(call));
-        self.device_faults.iter().any(backward)
+        let mut calls = self.device_faults.iter().filter_map(|fault| match fault {
+            Injection::FailCall { call, .. } => Some(call),
+            Injection::StopCopy { .. } | Injection::LoseDevice { .. } => None,
+        });
+        calls.any(|call| BACKWARD.contains(call))
     }
 }
