@@ -13,17 +13,14 @@ const DEPTH: usize = 5;
 ///
 /// # Invariants
 /// Level 0 holds a bit per member; a bit of level `n + 1` is set when the word of level `n` it
-/// stands for is not zero.
+/// stands for is not zero. Level `n` begins at `words[starts[n]]`; the top level is one word.
 #[derive(Clone, Debug)]
 pub(crate) struct BitTree {
-    levels: [Vec<u64>; DEPTH],
+    words: Vec<u64>,
+    starts: [usize; DEPTH],
     depth: usize,
-}
-
-/// Splits a member into its word and the bit inside it.
-#[inline]
-fn split(index: usize) -> (usize, u64) {
-    (index >> 6, 1 << (index & 63))
+    /// The level 0 word that changed last: a member found there is likely to be cached.
+    recent: usize,
 }
 
 #[inline]
@@ -33,107 +30,135 @@ fn low_bit(word: u64) -> usize {
 
 #[inline]
 fn high_bit(word: u64) -> usize {
-    63 - word.leading_zeros() as usize
+    word.ilog2() as usize
 }
 
 impl BitTree {
     fn new(universe: usize) -> Result<Self, SpaceError> {
-        let mut levels: [Vec<u64>; DEPTH] = Default::default();
-        let mut words = universe.div_ceil(64).max(1);
-        let mut depth = 0;
+        let mut starts = [0; DEPTH];
+        let (mut total, mut depth, mut words) = (0, 0, universe.div_ceil(64).max(1));
         loop {
-            let level = &mut levels[depth];
-            level
-                .try_reserve_exact(words)
-                .map_err(|_| SpaceError::MetadataExhausted)?;
-            level.resize(words, 0);
+            starts[depth] = total;
+            total += words;
             depth += 1;
             if words == 1 {
-                return Ok(Self { levels, depth });
+                break;
             }
             words = words.div_ceil(64);
         }
+        Ok(Self {
+            words: zeroes(total)?,
+            starts,
+            depth,
+            recent: 0,
+        })
     }
 
     #[inline]
     fn contains(&self, index: usize) -> bool {
-        let (word, bit) = split(index);
-        self.levels[0][word] & bit != 0
+        self.words[index >> 6] >> (index & 63) & 1 != 0
     }
 
     #[inline]
     fn insert(&mut self, mut index: usize) {
-        for level in &mut self.levels[..self.depth] {
-            let (word, bit) = split(index);
-            let old = level[word];
-            level[word] = old | bit;
+        self.recent = index >> 6;
+        for &start in &self.starts[..self.depth] {
+            let word = &mut self.words[start + (index >> 6)];
+            let old = *word;
+            *word = old | 1 << (index & 63);
             if old != 0 {
                 return;
             }
-            index = word;
+            index >>= 6;
         }
     }
 
+    /// Whether the set is empty afterwards.
     #[inline]
-    fn remove(&mut self, mut index: usize) {
-        for level in &mut self.levels[..self.depth] {
-            let (word, bit) = split(index);
-            level[word] &= !bit;
-            if level[word] != 0 {
-                return;
+    fn remove(&mut self, mut index: usize) -> bool {
+        for &start in &self.starts[..self.depth] {
+            let word = &mut self.words[start + (index >> 6)];
+            *word &= !(1 << (index & 63));
+            if *word != 0 {
+                return false;
             }
-            index = word;
+            index >>= 6;
         }
+        true
     }
 
     #[inline]
     fn descend_low(&self, mut level: usize, mut index: usize) -> usize {
         while level > 0 {
             level -= 1;
-            index = index << 6 | low_bit(self.levels[level][index]);
+            index = index << 6 | low_bit(self.words[self.starts[level] + index]);
         }
         index
     }
 
-    #[inline]
     fn descend_high(&self, mut level: usize, mut index: usize) -> usize {
         while level > 0 {
             level -= 1;
-            index = index << 6 | high_bit(self.levels[level][index]);
+            index = index << 6 | high_bit(self.words[self.starts[level] + index]);
         }
         index
+    }
+
+    /// A member, preferably one near the last insertion.
+    #[inline]
+    fn any(&self) -> Option<usize> {
+        let word = self.words[self.recent];
+        if word != 0 {
+            return Some(self.recent << 6 | low_bit(word));
+        }
+        self.next(0)
     }
 
     fn next(&self, mut from: usize) -> Option<usize> {
         for level in 0..self.depth {
-            let (word, bit) = split(from);
-            let rest = *self.levels[level].get(word)? & !(bit - 1);
-            if rest != 0 {
-                return Some(self.descend_low(level, word << 6 | low_bit(rest)));
+            let at = from >> 6;
+            if at >= self.level_len(level) {
+                return None;
             }
-            from = word + 1;
+            let rest = self.words[self.starts[level] + at] & (u64::MAX << (from & 63));
+            if rest != 0 {
+                return Some(self.descend_low(level, at << 6 | low_bit(rest)));
+            }
+            from = at + 1;
         }
         None
     }
 
-    fn prev(&self, mut from: usize) -> Option<usize> {
-        from = from.min((self.levels[0].len() << 6) - 1);
+    fn prev(&self, from: usize) -> Option<usize> {
+        let mut from = from.min((self.level_len(0) << 6) - 1);
         for level in 0..self.depth {
-            let (word, bit) = split(from);
-            let rest = self.levels[level][word] & (bit | (bit - 1));
+            let at = from >> 6;
+            let rest = self.words[self.starts[level] + at] & (u64::MAX >> (63 - (from & 63)));
             if rest != 0 {
-                return Some(self.descend_high(level, word << 6 | high_bit(rest)));
+                return Some(self.descend_high(level, at << 6 | high_bit(rest)));
             }
-            from = word.checked_sub(1)?;
+            from = at.checked_sub(1)?;
         }
         None
     }
 
-    fn clear(&mut self) {
-        for level in &mut self.levels[..self.depth] {
-            level.fill(0);
-        }
+    fn level_len(&self, level: usize) -> usize {
+        let end = if level + 1 < self.depth {
+            self.starts[level + 1]
+        } else {
+            self.words.len()
+        };
+        end - self.starts[level]
     }
+}
+
+fn zeroes(count: usize) -> Result<Vec<u64>, SpaceError> {
+    let mut words = Vec::new();
+    words
+        .try_reserve_exact(count)
+        .map_err(|_| SpaceError::MetadataExhausted)?;
+    words.resize(count, 0);
+    Ok(words)
 }
 
 /// A set of `u64`, dense where its universe is small enough.
@@ -145,7 +170,13 @@ pub(crate) enum BitSet {
 
 #[inline]
 fn dense(index: u64) -> usize {
-    usize::try_from(index).expect("a dense universe has at most 2^28 members")
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a dense universe has few members"
+    )]
+    {
+        index as usize
+    }
 }
 
 fn wide(index: usize) -> u64 {
@@ -179,21 +210,24 @@ impl BitSet {
         }
     }
 
+    /// Removes a member. Returns whether the set is empty afterwards.
     #[inline]
-    pub(crate) fn remove(&mut self, index: u64) {
+    pub(crate) fn remove(&mut self, index: u64) -> bool {
         match self {
             Self::Dense(tree) => tree.remove(dense(index)),
             Self::Sparse(set) => {
                 set.remove(&index);
+                set.is_empty()
             }
         }
     }
 
+    /// Some member, whichever is cheapest to find.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(crate) fn any(&self) -> Option<u64> {
         match self {
-            Self::Dense(tree) => tree.levels[tree.depth - 1][0] == 0,
-            Self::Sparse(set) => set.is_empty(),
+            Self::Dense(tree) => tree.any().map(wide),
+            Self::Sparse(set) => set.first().copied(),
         }
     }
 
@@ -219,8 +253,77 @@ impl BitSet {
 
     pub(crate) fn clear(&mut self) {
         match self {
-            Self::Dense(tree) => tree.clear(),
+            Self::Dense(tree) => tree.words.fill(0),
             Self::Sparse(set) => set.clear(),
+        }
+    }
+
+    /// Bytes of host memory held; an estimate for a sparse set.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Dense(tree) => tree.words.capacity() * size_of::<u64>(),
+            Self::Sparse(set) => set.len() * 2 * size_of::<u64>(),
+        }
+    }
+}
+
+/// One bit per number, without order: where a search is not needed.
+#[derive(Clone, Debug)]
+pub(crate) enum Flags {
+    Dense(Vec<u64>),
+    Sparse(BTreeSet<u64>),
+}
+
+impl Flags {
+    /// All clear over `0..universe`, dense up to `limit` numbers.
+    pub(crate) fn new(universe: u64, limit: u64) -> Result<Self, SpaceError> {
+        if universe > limit {
+            return Ok(Self::Sparse(BTreeSet::new()));
+        }
+        zeroes(dense(universe).div_ceil(64)).map(Self::Dense)
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, index: u64) {
+        match self {
+            Self::Dense(words) => words[dense(index >> 6)] |= 1 << (index & 63),
+            Self::Sparse(set) => {
+                set.insert(index);
+            }
+        }
+    }
+
+    /// Clears a flag. Returns whether it was set.
+    #[inline]
+    pub(crate) fn take(&mut self, index: u64) -> bool {
+        match self {
+            Self::Dense(words) => {
+                let word = &mut words[dense(index >> 6)];
+                let old = *word;
+                *word = old & !(1 << (index & 63));
+                old != *word
+            }
+            Self::Sparse(set) => set.remove(&index),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        let (words, set) = match self {
+            Self::Dense(words) => (words.as_slice(), None),
+            Self::Sparse(set) => ([].as_slice(), Some(set)),
+        };
+        let bits = words.iter().enumerate().flat_map(|(at, &word)| {
+            (0..64)
+                .filter(move |bit| word >> bit & 1 != 0)
+                .map(move |bit| wide(at) << 6 | bit)
+        });
+        bits.chain(set.into_iter().flatten().copied())
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Dense(words) => words.capacity() * size_of::<u64>(),
+            Self::Sparse(set) => set.len() * 2 * size_of::<u64>(),
         }
     }
 }

@@ -583,11 +583,20 @@ impl RangeAllocator {
 }
 
 /// The start of an aligned part of `[lo, hi)`, at the end the mode asks for.
+#[inline]
 fn place(lo: u64, hi: u64, request: &RangeRequest) -> Option<u64> {
     let last = hi.checked_sub(request.size)?;
+    // Powers of two are the rule, and a division would cost more than the rest of the search.
+    let over = |value: u64| match request.align.is_power_of_two() {
+        true => value & (request.align - 1),
+        false => value % request.align,
+    };
     let start = match request.mode {
-        Mode::High => last - last % request.align,
-        Mode::Best | Mode::Low | Mode::Evict => lo.checked_next_multiple_of(request.align)?,
+        Mode::High => last - over(last),
+        Mode::Best | Mode::Low | Mode::Evict => match over(lo) {
+            0 => lo,
+            over => lo.checked_add(request.align - over)?,
+        },
     };
     (start >= lo && start <= last).then_some(start)
 }

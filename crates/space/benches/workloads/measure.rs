@@ -30,7 +30,7 @@ impl<P: Peer> Slots<P> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&mut self, peer: &mut P, op: Op) -> bool {
         let slot = op.slot as usize;
         if op.pages == 0 {

@@ -97,9 +97,7 @@ impl Orders {
 
     #[inline]
     fn remove(&mut self, node: Node) {
-        let set = &mut self.sets[node.order as usize];
-        set.remove(node.index);
-        if set.is_empty() {
+        if self.sets[node.order as usize].remove(node.index) {
             self.mask &= !(1 << node.order);
         }
     }
@@ -196,7 +194,32 @@ impl FreeMap {
         }
     }
 
-    fn merge(&mut self, mut node: Node, mut class: Class) {
+    /// Adds a free block, joined with its buddy for as long as that is free too.
+    #[inline]
+    fn merge(&mut self, mut node: Node, class: Class) {
+        if class != Class::Dirty || self.free[1].mask | self.free[2].mask != 0 {
+            return self.merge_classes(node, class);
+        }
+        // Nothing is known to be clear: there is one class to look for.
+        let dirty = &mut self.free[Class::Dirty as usize];
+        while node.order < self.max_order {
+            let buddy = Node {
+                index: node.index ^ 1,
+                ..node
+            };
+            if !dirty.contains(buddy) {
+                break;
+            }
+            dirty.remove(buddy);
+            node = Node {
+                order: node.order + 1,
+                index: node.index >> 1,
+            };
+        }
+        dirty.insert(node);
+    }
+
+    fn merge_classes(&mut self, mut node: Node, mut class: Class) {
         while node.order < self.max_order {
             let buddy = Node {
                 index: node.index ^ 1,
@@ -335,6 +358,41 @@ impl FreeMap {
         self.forgotten = pieces;
     }
 
+    /// Takes the first `count` chunks of a block of `order` that holds nothing clear, wherever
+    /// it is. The common case, kept short.
+    #[inline]
+    pub(super) fn take_dirty(&mut self, order: u32, count: u64) -> Option<u64> {
+        let dirty = &mut self.free[Class::Dirty as usize];
+        let found = (dirty.mask >> order).trailing_zeros();
+        if found == 64 {
+            return None;
+        }
+        let big = order + found;
+        let mut index = dirty.sets[big as usize].any()?;
+        dirty.remove(Node { order: big, index });
+        for order in (order..big).rev() {
+            index <<= 1;
+            dirty.insert(Node {
+                order,
+                index: index + 1,
+            });
+        }
+        self.free_chunks -= 1 << order;
+        let target = Node { order, index };
+        self.put_back(target.first() + count, target.end(), Class::Dirty);
+        Some(target.first())
+    }
+
+    /// Bytes of host memory held for records.
+    pub(super) fn bytes(&self) -> usize {
+        self.free
+            .iter()
+            .chain([&self.pieces])
+            .flat_map(|orders| &orders.sets)
+            .map(BitSet::bytes)
+            .sum()
+    }
+
     /// Finds a block of `order` to take, in the window if there is one, from the classes in
     /// order of preference.
     pub(super) fn find_block(&self, search: &Search, order: u32) -> Option<Found> {
@@ -367,10 +425,34 @@ impl FreeMap {
     /// held; `Mixed` unless all held the same.
     pub(super) fn claim(&mut self, found: Found, count: u64) -> (u64, Class) {
         let first = found.target.first();
-        if count == 1 << found.target.order {
-            return (first, self.carve(found.class, found.block, found.target));
+        if found.class == Class::Mixed && count != 1 << found.target.order {
+            return (first, self.take_exact(first, count));
         }
-        (first, self.take_exact(first, count))
+        let held = self.carve(found.class, found.block, found.target);
+        self.put_back(first + count, found.target.end(), held);
+        (first, held)
+    }
+
+    /// Frees the end of a block that was just taken. Its parts can't merge: the buddy of each
+    /// holds what stays taken.
+    #[inline]
+    fn put_back(&mut self, first: u64, end: u64, class: Class) {
+        if first == end {
+            return;
+        }
+        self.free_chunks += end - first;
+        if class == Class::Clear {
+            self.clear_chunks += end - first;
+        }
+        let mut at = first;
+        while at < end {
+            let order = at.trailing_zeros();
+            self.free[class as usize].insert(Node {
+                order,
+                index: at >> order,
+            });
+            at += 1 << order;
+        }
     }
 
     /// The free block behind a find, and the part of it to take.
@@ -488,17 +570,29 @@ impl FreeMap {
         })
     }
 
+    /// The free block with the `index` that begins, or ends, at the boundary `at` of another.
+    fn neighbour(&self, at: u64, index: impl Fn(u32) -> u64) -> Option<Node> {
+        let mask = self.free.iter().fold(0, |mask, orders| mask | orders.mask);
+        (0..=at.trailing_zeros().min(self.max_order))
+            .filter(|&order| mask >> order & 1 != 0)
+            .map(|order| Node {
+                order,
+                index: index(order),
+            })
+            .find(|&node| self.class_of(node).is_some())
+    }
+
     /// The free run around `node`, at least `enough` chunks long unless it ends earlier.
     fn grow(&self, node: Node, enough: u64) -> (u64, u64) {
         let (mut lo, mut hi) = (node.first(), node.end());
         while hi - lo < enough {
-            let Some((_, next)) = self.covering(hi) else {
+            let Some(next) = self.neighbour(hi, |order| hi >> order) else {
                 break;
             };
             hi = next.end();
         }
         while hi - lo < enough && lo > 0 {
-            let Some((_, next)) = self.covering(lo - 1) else {
+            let Some(next) = self.neighbour(lo, |order| (lo >> order) - 1) else {
                 break;
             };
             lo = next.first();
@@ -597,7 +691,7 @@ fn find_in(orders: &Orders, order: u32, end: End) -> Option<Node> {
     match end {
         End::Low => {
             let order = orders.at_least(order).next()?;
-            let index = orders.sets[order as usize].next(0)?;
+            let index = orders.sets[order as usize].any()?;
             Some(Node { order, index })
         }
         End::High => orders

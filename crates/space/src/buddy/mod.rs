@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use vrampager_addr::Span;
 
 use crate::SpaceError;
-use crate::bitset::BitSet;
+use crate::bitset::Flags;
 use map::{Class, End, FreeMap, Search};
 
 /// What a block's bytes hold.
@@ -64,7 +64,7 @@ pub struct BuddyRequest {
 }
 
 impl BuddyRequest {
-    /// `size` bytes in as few blocks as possible, anywhere, of any content.
+    /// `size` bytes in as few blocks as possible, wherever they are found first, of any content.
     #[must_use]
     pub const fn new(size: u64) -> Self {
         Self {
@@ -161,7 +161,7 @@ fn natural_order(count: u64) -> u32 {
 pub struct Buddy {
     map: FreeMap,
     /// Chunks at which a live block starts.
-    live: BitSet,
+    live: Flags,
     chunks: u64,
     shift: u32,
 }
@@ -189,7 +189,7 @@ impl Buddy {
         let chunks = size >> shift;
         Ok(Self {
             map: FreeMap::new(chunks)?,
-            live: BitSet::new(chunks, map::dense_limit(chunks))?,
+            live: Flags::new(chunks, map::dense_limit(chunks))?,
             chunks,
             shift,
         })
@@ -225,6 +225,12 @@ impl Buddy {
         self.map.largest() << self.shift
     }
 
+    /// Bytes of host memory held for records.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        self.map.bytes() + self.live.bytes()
+    }
+
     /// Base-two logarithm of the largest possible block, in chunks.
     #[must_use]
     pub fn max_order(&self) -> u32 {
@@ -252,8 +258,7 @@ impl Buddy {
             Ok(()) => Ok(blocks),
             Err(error) => {
                 for block in blocks {
-                    let (first, count) = self.locate(block);
-                    self.live.remove(first);
+                    let (first, count) = self.end_life(block);
                     self.map.give_back(first, count, class(block.content));
                 }
                 Err(error)
@@ -267,6 +272,9 @@ impl Buddy {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_one(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
+        if let Some(block) = self.alloc_plain(request) {
+            return Ok(block);
+        }
         let plan = self.plan(&request.contiguous())?;
         self.alloc_run(&plan).ok_or_else(|| self.no_space(&plan))
     }
@@ -276,8 +284,7 @@ impl Buddy {
     /// # Panics
     /// When `block` is not live: it was freed before, or is not of this space.
     pub fn free(&mut self, block: Block, content: Content) {
-        let (first, count) = self.locate(block);
-        self.live.remove(first);
+        let (first, count) = self.end_life(block);
         self.map.give(first, count, class(content));
     }
 
@@ -294,7 +301,6 @@ impl Buddy {
         keep: Span,
         content: Content,
     ) -> Result<Block, SpaceError> {
-        let (first, count) = self.locate(block);
         let mask = self.chunk() - 1;
         if keep.is_empty() || keep.len() & mask != 0 {
             return Err(SpaceError::Invalid {
@@ -309,8 +315,8 @@ impl Buddy {
             });
         }
         let (start, end) = (keep.start() >> self.shift, keep.end() >> self.shift);
-        self.live.remove(first);
-        self.live.insert(start);
+        let (first, count) = self.end_life(block);
+        self.live.set(start);
         if start > first {
             self.map.give(first, start - first, class(content));
         }
@@ -335,25 +341,47 @@ impl Buddy {
     /// When they disagree.
     pub fn check(&self) {
         self.map.check(self.chunks);
-        let mut next = self.live.next(0);
-        while let Some(chunk) = next {
+        for chunk in self.live.iter() {
             assert!(
                 !self.map.is_free(chunk, chunk + 1),
                 "a live block starts in a free one"
             );
-            next = self.live.next(chunk + 1);
         }
     }
 
-    fn locate(&self, block: Block) -> (u64, u64) {
+    /// Takes a block off the record of live ones. Returns its chunks.
+    #[inline]
+    fn end_life(&mut self, block: Block) -> (u64, u64) {
         let (first, count) = (block.offset >> self.shift, block.size >> self.shift);
+        let inside = first < self.chunks && count <= self.chunks - first;
         assert!(
-            first < self.chunks && count <= self.chunks - first && self.live.contains(first),
+            inside && self.live.take(first),
             "block {:#x}+{:#x} is not live",
             block.offset,
             block.size
         );
         (first, count)
+    }
+
+    /// Serves a request without conditions from space that is not known to be clear. Not finding
+    /// a block that way says nothing: the general path looks further.
+    #[inline]
+    fn alloc_plain(&mut self, request: &BuddyRequest) -> Option<Block> {
+        let plain = request.min_block.is_none()
+            && request.align <= 1
+            && request.within.is_none()
+            && request.end == End::Low
+            && request.content == Content::Dirty;
+        let count = request.size >> self.shift;
+        if !plain || count == 0 || count << self.shift != request.size {
+            return None;
+        }
+        let order = natural_order(count);
+        if order > self.max_order() {
+            return None;
+        }
+        let first = self.map.take_dirty(order, count)?;
+        Some(self.adopt(first, count, Class::Dirty))
     }
 
     fn no_space(&self, plan: &Plan) -> SpaceError {
@@ -457,7 +485,7 @@ impl Buddy {
     }
 
     fn adopt(&mut self, first: u64, count: u64, held: Class) -> Block {
-        self.live.insert(first);
+        self.live.set(first);
         Block {
             offset: first << self.shift,
             size: count << self.shift,

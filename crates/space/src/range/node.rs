@@ -13,7 +13,7 @@ pub(super) const FANOUT: usize = 32;
 /// Counting in two rounds, of four and of eight, keeps the loads independent of each other: a
 /// binary search would wait for each before it could start the next.
 #[inline]
-fn rank(keys: &[u64; FANOUT], address: u64) -> usize {
+fn rank<const N: usize>(keys: &[u64; N], address: u64) -> usize {
     let coarse = [keys[8], keys[16], keys[24]];
     let block: usize = coarse.iter().map(|&key| usize::from(key <= address)).sum();
     let base = block * 8;
@@ -27,14 +27,13 @@ fn rank(keys: &[u64; FANOUT], address: u64) -> usize {
 /// A run of adjacent segments, live ranges and holes alike.
 ///
 /// # Invariants
-/// Segment `i` is `[starts[i], starts[i + 1])`, the last ends at `end`. Entries of `starts` from
-/// `len` on are `u64::MAX`, bits of `holes` from `len` on are 0.
+/// Segment `i` is `[starts[i], starts[i + 1])`, so `starts[len]` is the end of the last. Entries of
+/// `starts` behind that are `u64::MAX`, bits of `holes` from `len` on are 0.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
-    pub(super) starts: [u64; FANOUT],
+    pub(super) starts: [u64; FANOUT + 1],
     /// Colour of a live range, number in the index of a hole.
     pub(super) vals: [u32; FANOUT],
-    pub(super) end: u64,
     pub(super) holes: u32,
     pub(super) len: u32,
 }
@@ -49,13 +48,32 @@ pub(super) struct Segment {
 }
 
 impl Leaf {
-    pub(super) const EMPTY: Self = Self {
-        starts: [u64::MAX; FANOUT],
+    const EMPTY: Self = Self {
+        starts: [u64::MAX; FANOUT + 1],
         vals: [0; FANOUT],
-        end: 0,
         holes: 0,
         len: 0,
     };
+
+    /// A leaf of one hole.
+    pub(super) fn hole(start: u64, end: u64) -> Self {
+        let mut leaf = Self {
+            holes: 1,
+            len: 1,
+            ..Self::EMPTY
+        };
+        (leaf.starts[0], leaf.starts[1]) = (start, end);
+        leaf
+    }
+
+    /// Where its last segment ends.
+    pub(super) fn end(&self) -> u64 {
+        self.starts[self.len as usize]
+    }
+
+    pub(super) fn set_end(&mut self, end: u64) {
+        self.starts[self.len as usize] = end;
+    }
 
     #[inline]
     pub(super) fn rank(&self, address: u64) -> usize {
@@ -68,11 +86,7 @@ impl Leaf {
 
     #[inline]
     pub(super) fn end_of(&self, at: usize) -> u64 {
-        if at + 1 < self.len as usize {
-            self.starts[at + 1]
-        } else {
-            self.end
-        }
+        self.starts[at + 1]
     }
 
     #[inline]
@@ -95,7 +109,7 @@ impl Leaf {
     /// Makes a slot in front of slot `at`; there is room.
     #[inline]
     pub(super) fn open(&mut self, at: usize, start: u64, val: u32, hole: bool) {
-        self.starts.copy_within(at..FANOUT - 1, at + 1);
+        self.starts.copy_within(at..FANOUT, at + 1);
         self.vals.copy_within(at..FANOUT - 1, at + 1);
         self.starts[at] = start;
         let below = (1_u32 << at) - 1;
@@ -109,7 +123,7 @@ impl Leaf {
     pub(super) fn close(&mut self, at: usize) {
         self.starts.copy_within(at + 1.., at);
         self.vals.copy_within(at + 1.., at);
-        self.starts[FANOUT - 1] = u64::MAX;
+        self.starts[FANOUT] = u64::MAX;
         let below = (1_u32 << at) - 1;
         self.holes = self.holes & below | self.holes >> 1 & !below;
         self.len -= 1;
@@ -166,12 +180,11 @@ impl Leaf {
     pub(super) fn split(&mut self, cut: usize) -> Self {
         let mut upper = Self::EMPTY;
         let count = self.len as usize - cut;
-        upper.starts[..count].copy_from_slice(&self.starts[cut..cut + count]);
+        upper.starts[..=count].copy_from_slice(&self.starts[cut..=cut + count]);
         upper.vals[..count].copy_from_slice(&self.vals[cut..cut + count]);
         upper.holes = self.holes >> cut;
         upper.len = self.len - cut as u32;
-        upper.end = core::mem::replace(&mut self.end, self.starts[cut]);
-        self.starts[cut..].fill(u64::MAX);
+        self.starts[cut + 1..].fill(u64::MAX);
         self.holes &= (1 << cut) - 1;
         self.len = cut as u32;
         upper
@@ -180,11 +193,10 @@ impl Leaf {
     /// Takes over all slots of the leaf that follows; there is room.
     pub(super) fn append(&mut self, upper: &Self) {
         let (at, count) = (self.len as usize, upper.len as usize);
-        self.starts[at..at + count].copy_from_slice(&upper.starts[..count]);
+        self.starts[at..=at + count].copy_from_slice(&upper.starts[..=count]);
         self.vals[at..at + count].copy_from_slice(&upper.vals[..count]);
         self.holes |= upper.holes << at;
         self.len += upper.len;
-        self.end = upper.end;
     }
 }
 

@@ -39,15 +39,20 @@ impl<T> Slab<T> {
     }
 
     /// Makes sure that `count` more records need no memory, and that releasing never will.
+    #[inline]
     fn reserve(&mut self, count: usize) -> Result<(), SpaceError> {
-        if self.spare.len() >= count {
+        if self.items.capacity() - self.items.len() + self.spare.len() >= count {
             return Ok(());
         }
+        self.grow(count)
+    }
+
+    #[cold]
+    fn grow(&mut self, count: usize) -> Result<(), SpaceError> {
         let out = |_| SpaceError::MetadataExhausted;
         self.items.try_reserve(count).map_err(out)?;
-        let records = self.items.len() + count;
         self.spare
-            .try_reserve(records - self.spare.len())
+            .try_reserve(self.items.capacity() - self.spare.len())
             .map_err(out)
     }
 
@@ -97,10 +102,8 @@ pub(super) struct Tree {
 impl Tree {
     /// A space that is one hole; it is not empty.
     pub(super) fn new(start: u64, end: u64) -> Self {
-        let mut leaf = Leaf { end, ..Leaf::EMPTY };
-        leaf.open(0, start, 0, true);
         let mut leaves = Slab::new();
-        let root = leaves.add(leaf);
+        let root = leaves.add(Leaf::hole(start, end));
         Self {
             inners: Slab::new(),
             leaves,
@@ -426,7 +429,7 @@ impl Tree {
         if !taken.hole {
             return;
         }
-        self.leaf_mut(path).end = taken.end;
+        self.leaf_mut(path).set_end(taken.end);
         let next = self.leaf_mut(&behind);
         next.close(0);
         let level = if next.len == 0 {
@@ -598,7 +601,7 @@ impl Tree {
                 "leaves tile the space"
             );
             assert!(
-                leaf.starts[leaf.len as usize..]
+                leaf.starts[leaf.len as usize + 1..]
                     .iter()
                     .all(|&start| start == u64::MAX)
             );
@@ -606,7 +609,7 @@ impl Tree {
             for slot in 0..leaf.len as usize {
                 assert!(leaf.starts[slot] < leaf.end_of(slot), "a segment is empty");
             }
-            *at = leaf.end;
+            *at = leaf.end();
             return leaf.longest();
         }
         let inner = &self.inners.items[node as usize];
