@@ -19,7 +19,7 @@ pub(crate) struct BitTree {
     words: Vec<u64>,
     starts: [usize; DEPTH],
     depth: usize,
-    /// The level 0 word that changed last: a member found there is likely to be cached.
+    /// The level 0 word of the last insertion: what is there is likely to be cached.
     recent: usize,
 }
 
@@ -104,14 +104,19 @@ impl BitTree {
         index
     }
 
-    /// A member, preferably one near the last insertion.
+    /// The smallest member; there is one.
     #[inline]
-    fn any(&self) -> Option<usize> {
-        let word = self.words[self.recent];
-        if word != 0 {
-            return Some(self.recent << 6 | low_bit(word));
+    fn first(&self) -> usize {
+        self.descend_low(self.depth, 0)
+    }
+
+    /// A member near the last insertion, or else the smallest; there is one.
+    #[inline]
+    fn near(&self) -> usize {
+        match self.words[self.recent] {
+            0 => self.first(),
+            word => self.recent << 6 | low_bit(word),
         }
-        self.next(0)
     }
 
     fn next(&self, mut from: usize) -> Option<usize> {
@@ -222,12 +227,24 @@ impl BitSet {
         }
     }
 
-    /// Some member, whichever is cheapest to find.
+    /// The smallest member of a set that is not empty.
+    ///
+    /// # Panics
+    /// When a sparse set is empty; a dense one gives any number then.
     #[inline]
-    pub(crate) fn any(&self) -> Option<u64> {
+    pub(crate) fn first(&self) -> u64 {
         match self {
-            Self::Dense(tree) => tree.any().map(wide),
-            Self::Sparse(set) => set.first().copied(),
+            Self::Dense(tree) => wide(tree.first()),
+            Self::Sparse(set) => *set.first().expect("the caller knows a member"),
+        }
+    }
+
+    /// A member of a set that is not empty, by preference one that is cheap to reach.
+    #[inline]
+    pub(crate) fn near(&self) -> u64 {
+        match self {
+            Self::Dense(tree) => wide(tree.near()),
+            Self::Sparse(_) => self.first(),
         }
     }
 
@@ -290,6 +307,14 @@ impl Flags {
             Self::Sparse(set) => {
                 set.insert(index);
             }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u64) -> bool {
+        match self {
+            Self::Dense(words) => words[dense(index >> 6)] >> (index & 63) & 1 != 0,
+            Self::Sparse(set) => set.contains(&index),
         }
     }
 

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::SpaceError;
-use crate::bitset::{BitSet, DENSE_LIMIT};
+use crate::bitset::{BitSet, DENSE_LIMIT, Flags};
 
 /// What the chunks of a free block hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -368,7 +368,14 @@ impl FreeMap {
             return None;
         }
         let big = order + found;
-        let mut index = dirty.sets[big as usize].any()?;
+        // Blocks of the very size are used again while they are cached. What must be split comes
+        // from the low end, which keeps large blocks whole at the other.
+        let set = &dirty.sets[big as usize];
+        let mut index = if big == order {
+            set.near()
+        } else {
+            set.first()
+        };
         dirty.remove(Node { order: big, index });
         for order in (order..big).rev() {
             index <<= 1;
@@ -548,7 +555,9 @@ impl FreeMap {
 
     /// First chunk of a free run of `count` chunks that starts at a multiple of `align`, however
     /// the run is made up of blocks.
-    pub(super) fn find_run(&self, count: u64, align: u64) -> Option<u64> {
+    ///
+    /// `starts` says which chunks a live block starts at.
+    pub(super) fn find_run(&self, count: u64, align: u64, starts: &Flags) -> Option<u64> {
         // A run of n chunks holds an aligned block of more than n / 4.
         let least = count.ilog2().saturating_sub(1);
         let enough = count + align - 1;
@@ -558,7 +567,7 @@ impl FreeMap {
                 let set = &orders.sets[order as usize];
                 let mut next = set.next(0);
                 while let Some(index) = next {
-                    let (lo, hi) = self.grow(Node { order, index }, enough);
+                    let (lo, hi) = self.grow(Node { order, index }, (count, enough), starts);
                     let start = lo.next_multiple_of(align);
                     if start + count <= hi {
                         return Some(start);
@@ -583,15 +592,22 @@ impl FreeMap {
     }
 
     /// The free run around `node`, at least `enough` chunks long unless it ends earlier.
-    fn grow(&self, node: Node, enough: u64) -> (u64, u64) {
+    fn grow(&self, node: Node, (count, enough): (u64, u64), starts: &Flags) -> (u64, u64) {
         let (mut lo, mut hi) = (node.first(), node.end());
-        while hi - lo < enough {
+        // Where one free block ends another begins, or a live one.
+        while hi - lo < enough && !starts.get(hi) {
             let Some(next) = self.neighbour(hi, |order| hi >> order) else {
                 break;
             };
             hi = next.end();
         }
-        while hi - lo < enough && lo > 0 {
+        // An odd block's buddy lies in front, and is not all free.
+        let most = if node.index & 1 == 0 {
+            u64::MAX
+        } else {
+            hi - lo + (1 << node.order)
+        };
+        while hi - lo < enough && lo > 0 && most > count {
             let Some(next) = self.neighbour(lo, |order| (lo >> order) - 1) else {
                 break;
             };
@@ -691,7 +707,7 @@ fn find_in(orders: &Orders, order: u32, end: End) -> Option<Node> {
     match end {
         End::Low => {
             let order = orders.at_least(order).next()?;
-            let index = orders.sets[order as usize].any()?;
+            let index = orders.sets[order as usize].first();
             Some(Node { order, index })
         }
         End::High => orders

@@ -189,7 +189,7 @@ impl Buddy {
         let chunks = size >> shift;
         Ok(Self {
             map: FreeMap::new(chunks)?,
-            live: Flags::new(chunks, map::dense_limit(chunks))?,
+            live: Flags::new(chunks + 1, map::dense_limit(chunks))?,
             chunks,
             shift,
         })
@@ -525,7 +525,9 @@ impl Buddy {
         if plan.count > self.map.free_chunks() {
             return None;
         }
-        let first = self.map.find_run(plan.count, 1 << plan.align_order)?;
+        let first = self
+            .map
+            .find_run(plan.count, 1 << plan.align_order, &self.live)?;
         self.take_at(first, plan.count)
     }
 

@@ -8,7 +8,8 @@ pub(super) const NONE: u32 = 0;
 /// Sub-bins per octave, and bits that tell them apart.
 const SUB: u32 = 32;
 const SUB_BITS: u32 = 5;
-const OCTAVES: usize = 28;
+/// 28 are used; a power of two lets masks stand in for bounds checks.
+const OCTAVES: usize = 32;
 const BINS: usize = OCTAVES * SUB as usize;
 
 /// A hole; one cache line holds four.
@@ -118,14 +119,14 @@ impl Bins {
 
     #[inline]
     fn link(&mut self, id: u32, bin: u32) {
-        let head = &mut self.heads[bin as usize];
+        let head = &mut self.heads[bin as usize % BINS];
         let next = core::mem::replace(head, id);
         self.holes[next as usize].prev = id;
         let hole = &mut self.holes[id as usize];
         hole.next = next;
         hole.prev = NONE;
         let octave = bin >> SUB_BITS;
-        self.map[octave as usize] |= 1 << (bin & (SUB - 1));
+        self.map[octave as usize % OCTAVES] |= 1 << (bin & (SUB - 1));
         self.top |= 1 << octave;
     }
 
@@ -136,10 +137,10 @@ impl Bins {
             self.holes[hole.prev as usize].next = hole.next;
             return;
         }
-        self.heads[bin as usize] = hole.next;
+        self.heads[bin as usize % BINS] = hole.next;
         if hole.next == NONE {
             let octave = bin >> SUB_BITS;
-            let word = &mut self.map[octave as usize];
+            let word = &mut self.map[octave as usize % OCTAVES];
             *word &= !(1 << (bin & (SUB - 1)));
             if *word == 0 {
                 self.top &= !(1 << octave);
@@ -151,7 +152,7 @@ impl Bins {
     #[inline]
     pub(super) fn next_bin(&self, bin: u32) -> Option<u32> {
         let octave = bin >> SUB_BITS;
-        let word = *self.map.get(octave as usize)? & (u32::MAX << (bin & (SUB - 1)));
+        let word = self.map[octave as usize % OCTAVES] & (u32::MAX << (bin & (SUB - 1)));
         if word != 0 {
             return Some(octave << SUB_BITS | word.trailing_zeros());
         }
@@ -160,18 +161,18 @@ impl Bins {
             return None;
         }
         let octave = rest.trailing_zeros();
-        Some(octave << SUB_BITS | self.map[octave as usize].trailing_zeros())
+        Some(octave << SUB_BITS | self.map[octave as usize % OCTAVES].trailing_zeros())
     }
 
     #[inline]
     pub(super) fn head(&self, bin: u32) -> u32 {
-        self.heads[bin as usize]
+        self.heads[bin as usize % BINS]
     }
 
     /// The holes of a bin, the newest first.
     #[inline]
     pub(super) fn list(&self, bin: u32) -> impl Iterator<Item = (u32, Hole)> + '_ {
-        let mut id = self.heads[bin as usize];
+        let mut id = self.heads[bin as usize % BINS];
         core::iter::from_fn(move || {
             let hole = *self.holes.get(id as usize).filter(|_| id != NONE)?;
             let item = (id, hole);
@@ -185,7 +186,7 @@ impl Bins {
         let Some(octave) = self.top.checked_ilog2() else {
             return 0;
         };
-        let bin = octave << SUB_BITS | self.map[octave as usize].ilog2();
+        let bin = octave << SUB_BITS | self.map[octave as usize % OCTAVES].ilog2();
         self.list(bin).map(|(_, hole)| hole.len).max().unwrap_or(0)
     }
 

@@ -164,7 +164,7 @@ impl SubAllocator {
     /// [`SpaceError::MetadataExhausted`].
     #[inline]
     pub fn alloc(&mut self, size: u64, align: u64) -> Result<u64, SpaceError> {
-        let units = size.div_ceil(1 << self.shift);
+        let units = self.units_of(size);
         let Some(len) = u32::try_from(units).ok().filter(|&len| len > 0) else {
             return Err(self.refuse(size));
         };
@@ -257,6 +257,12 @@ impl SubAllocator {
         );
     }
 
+    #[inline]
+    fn units_of(&self, size: u64) -> u64 {
+        let mask = (1 << self.shift) - 1;
+        (size >> self.shift) + u64::from(size & mask != 0)
+    }
+
     #[cold]
     fn refuse(&self, size: u64) -> SpaceError {
         if size == 0 {
@@ -274,7 +280,7 @@ impl SubAllocator {
 
     #[inline]
     fn bounds(&self, offset: u64, size: u64) -> (u32, u32) {
-        let units = size.div_ceil(1 << self.shift);
+        let units = self.units_of(size);
         let start = offset >> self.shift;
         let end = start.saturating_add(units);
         assert!(
