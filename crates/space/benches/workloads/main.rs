@@ -19,6 +19,7 @@ mod measure;
 mod peers;
 mod threads;
 mod traces;
+mod va;
 
 use measure::{Run, Shadow};
 use peers::{
@@ -473,4 +474,7 @@ fn main() {
         threads::w7(full);
     }
     bench.fill();
+    if bench.wants("VA") {
+        va::consumption(full);
+    }
 }
