@@ -19,8 +19,6 @@ pub(crate) struct BitTree {
     words: Vec<u64>,
     starts: [usize; DEPTH],
     depth: usize,
-    /// The level 0 word of the last insertion: what is there is likely to be cached.
-    recent: usize,
 }
 
 #[inline]
@@ -50,7 +48,6 @@ impl BitTree {
             words: zeroes(total)?,
             starts,
             depth,
-            recent: 0,
         })
     }
 
@@ -61,7 +58,6 @@ impl BitTree {
 
     #[inline]
     fn insert(&mut self, mut index: usize) {
-        self.recent = index >> 6;
         for &start in &self.starts[..self.depth] {
             let word = &mut self.words[start + (index >> 6)];
             let old = *word;
@@ -108,15 +104,6 @@ impl BitTree {
     #[inline]
     fn first(&self) -> usize {
         self.descend_low(self.depth, 0)
-    }
-
-    /// A member near the last insertion, or else the smallest; there is one.
-    #[inline]
-    fn near(&self) -> usize {
-        match self.words[self.recent] {
-            0 => self.first(),
-            word => self.recent << 6 | low_bit(word),
-        }
     }
 
     fn next(&self, mut from: usize) -> Option<usize> {
@@ -236,15 +223,6 @@ impl BitSet {
         match self {
             Self::Dense(tree) => wide(tree.first()),
             Self::Sparse(set) => *set.first().expect("the caller knows a member"),
-        }
-    }
-
-    /// A member of a set that is not empty, by preference one that is cheap to reach.
-    #[inline]
-    pub(crate) fn near(&self) -> u64 {
-        match self {
-            Self::Dense(tree) => wide(tree.near()),
-            Self::Sparse(_) => self.first(),
         }
     }
 
