@@ -10,6 +10,7 @@
 mod model;
 mod prng;
 mod scenario;
+mod trace;
 mod work;
 mod world;
 
@@ -19,8 +20,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use scenario::Scenario;
+use trace::Trace;
 use vrampager_core::PlantedBug;
-use world::{Trace, World};
+use world::World;
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 1000;

@@ -12,24 +12,13 @@ use vrampager_sim::{SimConfig, SimStorage, Simulator};
 use crate::model::Model;
 use crate::prng::Prng;
 use crate::scenario::{PAGE, Scenario};
+use crate::trace::Trace;
 use crate::work::{Source, Work};
 
 /// Steps that one operation may take; more is a livelock.
 const STEPS_MAX: u32 = 20_000;
 /// Bytes of each file.
 const FILE_LEN: u64 = 24 * PAGE;
-
-/// FNV-1a over everything that happens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Trace(u64);
-
-impl Trace {
-    pub(crate) fn fold(&mut self, words: &[u64]) {
-        for byte in words.iter().flat_map(|word| word.to_le_bytes()) {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-}
 
 /// Where a client stands.
 #[derive(Debug)]
@@ -126,7 +115,7 @@ impl World {
             model: Model::default(),
             streams,
             files,
-            trace: Trace(0xcbf2_9ce4_8422_2325),
+            trace: Trace::new(),
         }
     }
 
@@ -218,7 +207,7 @@ impl World {
     fn take(&mut self, who: usize, task: TaskId, step: Step) -> Phase {
         match step {
             Step::Perform(effects) => {
-                self.trace.fold(&[6, effects.len() as u64]);
+                self.trace.effects(&effects);
                 Phase::Perform(task, effects)
             }
             Step::Blocked => Phase::Blocked(task, self.device.epoch()),
