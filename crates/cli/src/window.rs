@@ -5,7 +5,7 @@ use vrampager::{Buffer, Error, Pager, Placement, Submitted};
 /// Most bytes that one submission copies.
 const SLOT_MAX: u64 = 8 << 20;
 const SLOT_MIN: u64 = 64 << 10;
-/// Bytes handed out at a time: they stay in the cache until they have been looked at.
+/// Most bytes read at a time: they stay in the cache until they have been looked at.
 const BLOCK: usize = 256 << 10;
 
 /// A part of one buffer, and where in the slot it is shown.
@@ -100,18 +100,26 @@ impl Window {
     ) -> Result<(), E> {
         done.wait()?;
         let slot = &self.slots[number % 2];
-        for slice in slices {
-            let mut done = 0;
-            while done < slice.len {
-                let len = usize::try_from(slice.len - done).map_or(BLOCK, |len| len.min(BLOCK));
-                let block = &mut self.block[..len];
-                slot.read(slice.at + done, block)?;
-                look(slice.item, slice.offset + done, block)?;
-                done += len as u64;
+        let end = slices.last().map_or(0, |last| last.at + last.len);
+        for start in (0..end).step_by(BLOCK) {
+            let len = usize::try_from(end - start).map_or(BLOCK, |len| len.min(BLOCK));
+            let block = &mut self.block[..len];
+            slot.read(start, block)?;
+            let block_end = start + len as u64;
+            let first = slices.partition_point(|slice| slice.at + slice.len <= start);
+            let shown = slices[first..].iter();
+            for slice in shown.take_while(|slice| slice.at < block_end) {
+                let (from, to) = (slice.at.max(start), (slice.at + slice.len).min(block_end));
+                let part = &block[index(from - start)..index(to - start)];
+                look(slice.item, slice.offset + (from - slice.at), part)?;
             }
         }
         Ok(())
     }
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).expect("an offset in a block")
 }
 
 #[cfg(test)]
@@ -142,25 +150,28 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_what_the_buffers_hold() {
-        let pager = Pager::builder("sim:vram=1M").unwrap().host(2 << 20).open();
-        let pager = pager.unwrap();
-        let make = |name, len: u64, byte| {
-            let buffer = pager.buffer(name, len).create().unwrap();
-            let bytes = vec![byte; usize::try_from(len).unwrap()];
-            buffer.write(0, &bytes).unwrap();
+        // Slots of 1 MiB: tiny buffers side by side, one over several blocks, one over two slots.
+        const LENS: [usize; 5] = [5, 300_000, 1, 600_000, 700_000];
+        let pager = Pager::builder("sim:vram=4M").unwrap().host(16 << 20);
+        let pager = pager.open().unwrap();
+        let held = LENS.map(|len| {
+            let bytes = (0..len).map(|at| (at * 31 + at / 251 + len).to_le_bytes()[0]);
+            bytes.collect::<Vec<u8>>()
+        });
+        let buffers = held.each_ref().map(|bytes| {
+            let buffer = pager.buffer("b", bytes.len() as u64).create().unwrap();
+            buffer.write(0, bytes).unwrap();
             buffer
-        };
-        let (small, large) = (make("small", 5, 1), make("large", 300_000, 2));
-        let mut window = Window::new(&pager, 2 << 20).unwrap();
+        });
+        let mut window = Window::new(&pager, 16 << 20).unwrap();
 
-        let mut shown = [Vec::new(), Vec::new()];
-        window
-            .show(&pager, &[&small, &large], |item, offset, bytes| {
-                assert_eq!(offset, shown[item].len() as u64);
-                shown[item].extend_from_slice(bytes);
-                Ok::<(), Error>(())
-            })
-            .unwrap();
-        assert_eq!(shown, [vec![1; 5], vec![2; 300_000]]);
+        let mut shown = LENS.map(|_| Vec::new());
+        let look = |item: usize, offset: u64, bytes: &[u8]| {
+            assert_eq!(offset, shown[item].len() as u64);
+            shown[item].extend_from_slice(bytes);
+            Ok::<(), Error>(())
+        };
+        window.show(&pager, &buffers.each_ref(), look).unwrap();
+        assert!(shown == held);
     }
 }
