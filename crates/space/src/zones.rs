@@ -8,7 +8,8 @@ use vrampager_addr::Span;
 use crate::error::fragmentation_permille;
 use crate::{Mode, RangeAllocator, RangeRequest, SpaceError};
 
-/// A point on a timeline: reached once the timeline's value is at least `value`.
+/// A point on a timeline, which begins at 0: reached once the timeline's value is at least
+/// `value`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SpaceFence {
     /// Which timeline.
@@ -398,9 +399,8 @@ impl VaSpace {
     }
 
     fn has_reached(&self, fence: SpaceFence) -> bool {
-        self.reached
-            .get(&fence.timeline)
-            .is_some_and(|&reached| reached >= fence.value)
+        // A timeline begins at 0.
+        self.reached.get(&fence.timeline).copied().unwrap_or(0) >= fence.value
     }
 
     /// A retired range is past its fence.
