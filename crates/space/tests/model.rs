@@ -9,10 +9,11 @@ use vrampager_space::{
     Block, Buddy, BuddyRequest, Content, Fit, Mode, RangeAllocator, RangeRequest, SubAllocator,
 };
 
-const CELLS: u64 = 256;
+const COUNT: usize = 256;
+const CELLS: u64 = COUNT as u64;
 
 /// Which cells are taken.
-struct Cells([bool; CELLS as usize]);
+struct Cells([bool; COUNT]);
 
 impl Cells {
     fn set(&mut self, start: u64, len: u64, taken: bool) {
@@ -73,7 +74,7 @@ proptest! {
     #[test]
     fn a_range_is_found_exactly_when_a_table_of_cells_has_room(ops in vec(op(), 1..150)) {
         let mut space = RangeAllocator::new(Span::new(0, CELLS).unwrap());
-        let mut cells = Cells([false; CELLS as usize]);
+        let mut cells = Cells([false; COUNT]);
         let mut live: Vec<Span> = Vec::new();
         for op in ops {
             match op {
@@ -121,7 +122,7 @@ proptest! {
     ) {
         let fit = if tight { Fit::Tight } else { Fit::Fast };
         let mut space = SubAllocator::new(CELLS, 1, fit).unwrap();
-        let mut cells = Cells([false; CELLS as usize]);
+        let mut cells = Cells([false; COUNT]);
         let mut live: Vec<(u64, u64)> = Vec::new();
         let all = Span::new(0, CELLS).unwrap();
         for (size, align, pick) in ops {
@@ -145,7 +146,7 @@ proptest! {
         ops in vec((1..60_u64, any::<usize>(), any::<bool>()), 1..150),
     ) {
         let mut space = Buddy::new(CELLS - 56, 1).unwrap();
-        let mut cells = Cells([false; CELLS as usize]);
+        let mut cells = Cells([false; COUNT]);
         let mut live: Vec<Block> = Vec::new();
         for (size, pick, clear) in ops {
             let content = if clear { Content::Cleared } else { Content::Dirty };

@@ -131,10 +131,8 @@ pub(crate) fn shadow<P: Peer>(trace: &Trace) -> Shadow {
     let step = (trace.ops.len() / 20).max(1);
     for (index, &op) in trace.warm.iter().chain(&trace.ops).enumerate() {
         let slot = op.slot as usize;
-        if op.pages == 0 {
-            if let Some(old) = &slots.live[slot] {
-                live.remove(&P::start(old));
-            }
+        if let Some(old) = slots.live[slot].as_ref().filter(|_| op.pages == 0) {
+            live.remove(&P::start(old));
         }
         slots.apply(&mut peer, op);
         if let Some(new) = slots.live[slot].as_ref().filter(|_| op.pages > 0) {
