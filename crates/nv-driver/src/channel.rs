@@ -58,6 +58,8 @@ pub(crate) struct Channel {
 pub(crate) struct Exec {
     /// Ring entries consumed, modulo their number.
     pub(crate) get: u32,
+    /// When the current segment begins to run.
+    pub(crate) begins: u64,
     /// Words of the current segment.
     pub(crate) words: Vec<u32>,
     /// The next of them.

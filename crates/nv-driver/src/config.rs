@@ -32,6 +32,8 @@ pub struct Config {
     pub host: u64,
     /// Driver release; decides the layouts.
     pub release: String,
+    /// How long the GPUs take to begin with a ring entry, in nanoseconds.
+    pub latency_ns: u64,
     /// Failures to inject from the start.
     pub injections: Vec<Injection>,
 }
@@ -41,7 +43,7 @@ pub struct Config {
 #[non_exhaustive]
 pub enum ConfigError {
     /// No such key.
-    #[error("unknown key {key:?}: use gpus, arch, vram, bar1, host, release or fail")]
+    #[error("unknown key {key:?}: use gpus, arch, vram, bar1, host, release, latency or fail")]
     UnknownKey {
         /// What was given.
         key: String,
@@ -72,6 +74,7 @@ impl Default for Config {
             bar1: 32 << 30,
             host: 1 << 40,
             release: "570.144".to_owned(),
+            latency_ns: 0,
             injections: Vec::new(),
         }
     }
@@ -138,6 +141,7 @@ impl Config {
                 AbiVersion::of_release(value).ok_or(bad("release"))?;
                 value.clone_into(&mut self.release);
             }
+            "latency" => self.latency_ns = nanoseconds(value).ok_or(bad("latency"))?,
             "fail" => self.injections.push(value.parse()?),
             _ => {
                 return Err(ConfigError::UnknownKey {
@@ -147,6 +151,19 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// A whole number with its unit: `ns`, `us` or `ms`.
+fn nanoseconds(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let scale: u64 = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(scale)
 }
 
 #[cfg(test)]
@@ -159,12 +176,21 @@ mod tests {
     }
 
     #[test]
+    fn a_latency_has_a_unit() {
+        let latency = |text| Config::parse(text).unwrap().latency_ns;
+        assert_eq!(latency("latency=7ns"), 7);
+        assert_eq!(latency("latency=50us"), 50_000);
+        assert_eq!(latency("latency=2ms"), 2_000_000);
+    }
+
+    #[test]
     fn a_bad_pair_is_named() {
         for (text, message) in [
             ("gpus=0", "bad value \"0\" for gpus"),
             ("gpus=33", "bad value \"33\" for gpus"),
             ("vram=lots", "bad value \"lots\" for vram"),
             ("release=535.1", "bad value \"535.1\" for release"),
+            ("latency=5", "bad value \"5\" for latency"),
             ("colour=red", "unknown key \"colour\""),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();

@@ -115,6 +115,9 @@ impl<S: Store> Driver<S> {
         } else if exec.next == exec.words.len() && !self.fetch(id, run, exec)? {
             return Ok(progress);
         }
+        if run.now < exec.begins {
+            return Ok(Progress::Waiting);
+        }
         let first = exec.next;
         if self.run_words(run, exec)? {
             exec.words.clear();
@@ -149,6 +152,7 @@ impl<S: Store> Driver<S> {
         let mut bytes = vec![0; entry.words as usize * 4];
         self.gpu_read(run, entry.address, &mut bytes)?;
         exec.next = 0;
+        exec.begins = run.now.saturating_add(self.config.latency_ns);
         exec.words = bytes
             .chunks_exact(4)
             .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))

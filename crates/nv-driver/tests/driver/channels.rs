@@ -501,3 +501,25 @@ fn an_unexpected_put_beyond_the_ring_is_taken_modulo_its_entries() {
     let value = u32::read_from_bytes(&client.read::<4>(place, 0)).unwrap();
     assert_eq!(value, 5);
 }
+
+#[test]
+fn with_a_latency_each_entry_begins_that_long_after_the_one_before_has_ended() {
+    let mut client = Client::new("latency=10us");
+    let gpu = client.gpu(0);
+    let mut queue = client.queue(gpu, VA);
+    let (_, place) = client.buffer(gpu, DATA, MIB);
+    for value in [1, 2] {
+        submit(
+            &mut client,
+            &mut queue,
+            VA,
+            &semaphore(DATA, value, sem::RELEASE),
+        );
+    }
+    let mut seen_at = |now| {
+        client.driver.run_until_idle(now, 10);
+        u32::from_le_bytes(client.read(place, 0))
+    };
+    let seen = [0, 9_999, 10_000, 19_999, 20_000].map(&mut seen_at);
+    assert_eq!(seen, [0, 0, 1, 1, 2]);
+}
