@@ -21,7 +21,8 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 const SIZE: usize = 1 << 20;
 
 fn main() -> io::Result<()> {
-    let control = node("/dev/nvidiactl")?;
+    // A duplicate is the same file: it stays open when the first descriptor is closed.
+    let control = node("/dev/nvidiactl")?.try_clone()?;
     let mut cards = [CardInfo::new_zeroed(); 32];
     call(&control, escape::CARD_INFO, &mut cards)?;
     let present = cards.iter().filter(|card| card.valid != 0).count();

@@ -95,6 +95,35 @@ fn programs_without_gpus_are_left_alone() {
     );
 }
 
+#[test]
+fn the_counters_are_a_file_that_any_program_can_read() {
+    let output = run(
+        "gpus=1",
+        Path::new("/bin/cat"),
+        &["/proc/driver/vrampager/counters"],
+    );
+    let counters = text(&output.stdout);
+    for line in ["clients 0", "vram_bytes 0", "ioctls 0"] {
+        assert!(
+            counters.lines().any(|found| found == line),
+            "{line} not in\n{counters}"
+        );
+    }
+}
+
+#[test]
+fn nodes_that_the_machine_has_can_be_seen_and_others_cannot_be_opened() {
+    let exists = run(
+        "gpus=1",
+        Path::new("/usr/bin/test"),
+        &["-c", "/dev/nvidia0"],
+    );
+    assert!(exists.status.success());
+    let output = run("gpus=1", Path::new("/bin/cat"), &["/dev/nvidia7"]);
+    let errors = text(&output.stderr);
+    assert!(errors.contains("No such device"), "{errors}");
+}
+
 /// A Python with tinygrad from the registry; without it there is nothing to run.
 fn tinygrad() -> Option<PathBuf> {
     let python = std::env::var_os("VRAMPAGER_TINYGRAD_PYTHON").map(PathBuf::from);
