@@ -1,7 +1,7 @@
 //! Memory waits for the device; requests wait for memory; nobody waits for ever.
 
 use crate::rig::{Rig, pattern};
-use vrampager_core::{Done, EffectError, Error, MemType, Placement};
+use vrampager_core::{Done, Effect, EffectError, Error, MemType, Placement, Step, Target};
 use vrampager_hal::{Access, ChannelKind, Fence, HalError, Op};
 use vrampager_sim::Injection;
 
@@ -79,9 +79,20 @@ fn a_buffer_is_moved_only_when_the_gpu_is_done_with_it() {
     let id = rig.create("b", 8, Placement::vram());
     let fence = rig.gpu_fill(&[(id, 7)]).unwrap();
 
-    rig.move_to(id, MemType::GTT).unwrap();
+    let mut to_gtt = crate::rig::gpu_read(id);
+    to_gtt.target = Target::Places(Placement::gtt());
+    let task = rig.device.exec(&[to_gtt]).unwrap();
 
+    let Step::Perform(effects) = rig.device.step(task) else {
+        panic!("a move has effects")
+    };
+    let outcome = rig.runner.perform(&effects);
+    assert!(rig.device.performed(task, &outcome).is_none());
+    rig.device.abort(task);
+
+    assert_eq!(effects[0], Effect::Wait(vec![fence]));
     assert_eq!(rig.runner.failure(fence), None);
+    assert_eq!(rig.residency(id), Some(MemType::GTT));
     assert_eq!(rig.read(id).unwrap(), vec![7; 8 * 4096]);
     assert!(rig.close(&[id]));
 }
