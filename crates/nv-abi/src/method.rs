@@ -180,6 +180,8 @@ pub mod sem {
     pub const ACQ_NOR: u32 = 5;
     /// Combine the payload into memory.
     pub const REDUCTION: u32 = 6;
+    /// Bit 12: a channel that waits lets other groups run.
+    pub const ACQUIRE_SWITCH_TSG: u32 = 1 << 12;
     /// Bit 20: a release waits for the engine first.
     pub const RELEASE_WFI: u32 = 1 << 20;
     /// Bit 24: the payload is 64 bits wide.
