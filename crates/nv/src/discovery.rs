@@ -1,0 +1,177 @@
+//! Finding GPUs and opening them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vrampager_hal::{DeviceId, DeviceInfo, Discovery, Gpu, HalError, Memory, Queue, Release};
+use vrampager_nv_abi::ctrl;
+use vrampager_nv_abi::escape::CardInfo;
+
+use crate::config::{Config, Machine};
+use crate::device::{self, Device, Stages};
+use crate::door::Door;
+use crate::plane::{Hold, Plane, Planes, PlanesError};
+use crate::real::RealNodes;
+use crate::session::Session;
+use crate::sim::SimNodes;
+use crate::zones::zones;
+
+/// The GPUs behind one driver, real or simulated: the discovery contract.
+///
+/// It is all the state there is: two of them know nothing of one another.
+#[derive(Debug)]
+pub struct Nv {
+    door: Arc<dyn Door>,
+    simulated: Option<Arc<SimNodes>>,
+    /// Minor numbers that may be seen.
+    visible: Option<Vec<u32>>,
+    slots: Mutex<BTreeMap<DeviceId, Arc<Slot>>>,
+    /// Keeps the other real control plane out.
+    _hold: Option<Hold>,
+}
+
+/// What outlives an open.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    open: AtomicBool,
+    refused: Mutex<Vec<HalError>>,
+}
+
+impl Slot {
+    pub(crate) fn closed(&self, refused: Vec<HalError>) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = refused;
+        self.open.store(false, Ordering::Release);
+    }
+}
+
+impl Nv {
+    /// The GPUs that `config` describes, all closed. Real ones take the kernel driver's place in
+    /// `planes` as long as this lives; simulated ones do not care.
+    ///
+    /// # Errors
+    /// [`PlanesError`] while the PCI plane is in use.
+    pub fn new(config: Config, planes: &Planes) -> Result<Arc<Self>, PlanesError> {
+        let (door, simulated, hold): (Arc<dyn Door>, _, _) = match config.machine {
+            Machine::Real => {
+                let hold = planes.enter(Plane::KernelDriver)?;
+                (Arc::new(RealNodes::default()), None, Some(hold))
+            }
+            Machine::Simulated(machine) => {
+                let nodes = Arc::new(SimNodes::new(machine));
+                (Arc::clone(&nodes) as Arc<dyn Door>, Some(nodes), None)
+            }
+        };
+        Ok(Arc::new(Self {
+            door,
+            simulated,
+            visible: config.visible,
+            slots: Mutex::default(),
+            _hold: hold,
+        }))
+    }
+
+    /// The simulated driver behind it, if it is one.
+    #[must_use]
+    pub fn simulated(&self) -> Option<&SimNodes> {
+        self.simulated.as_deref()
+    }
+
+    /// What the driver refused to take back when the device was last closed, first refusal first:
+    /// nothing from a driver that works. The kernel drops such things with the device's files.
+    #[must_use]
+    pub fn refused(&self, id: DeviceId) -> Vec<HalError> {
+        let slot = self.slot(id);
+        let refused = slot.refused.lock();
+        refused.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn slot(&self, id: DeviceId) -> Arc<Slot> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(slots.entry(id).or_default())
+    }
+
+    /// The cards that may be seen, in order of their minor numbers.
+    fn cards(&self) -> Result<Vec<CardInfo>, HalError> {
+        let mut cards = device::cards(&*self.door)?;
+        if let Some(visible) = &self.visible {
+            cards.retain(|card| visible.contains(&card.minor));
+        }
+        Ok(cards)
+    }
+
+    /// Asks a closed device what it is.
+    fn describe(&self, id: DeviceId, card: &CardInfo) -> Result<DeviceInfo, HalError> {
+        let (mut device, mut stages) = (Device::closed(&self.door), Stages::new());
+        let asked = device.attach(card, &mut stages);
+        let asked = asked.and_then(|()| info(&device, id, card));
+        // Closing the files takes along whatever the driver does not let go by itself.
+        drop(device.unwind_all(stages));
+        asked
+    }
+
+    fn start(&self, id: DeviceId, card: &CardInfo, slot: &Arc<Slot>) -> Result<Session, HalError> {
+        let (mut device, mut stages) = (Device::closed(&self.door), Stages::new());
+        let up = device.attach(card, &mut stages);
+        let up = up.and_then(|()| device.bring_up(&mut stages));
+        let up = up.and_then(|timelines| Ok((timelines, info(&device, id, card)?)));
+        match up {
+            Ok((timelines, info)) => {
+                let slot = Arc::clone(slot);
+                Ok(Session::new(device, stages, timelines, (info, slot)))
+            }
+            Err(error) => {
+                // The first error is the one to report; closing the files takes the rest.
+                drop(device.unwind_all(stages));
+                Err(error)
+            }
+        }
+    }
+}
+
+fn info(device: &Device, id: DeviceId, card: &CardInfo) -> Result<DeviceInfo, HalError> {
+    let (domain, bus, slot) = (card.domain, card.bus, card.slot);
+    Ok(DeviceInfo {
+        id,
+        name: format!(
+            "NVIDIA {:04x} at {domain:04x}:{bus:02x}:{slot:02x}",
+            card.device_id
+        ),
+        vram_bytes: device.memory_info(ctrl::fb::HEAP_SIZE)?,
+        aperture_bytes: device.memory_info(ctrl::fb::BAR1_SIZE)?,
+        zones: zones(),
+    })
+}
+
+impl Discovery for Nv {
+    fn devices(&self) -> Result<Vec<DeviceInfo>, HalError> {
+        let cards = self.cards()?;
+        let numbered = (0..).map(DeviceId).zip(&cards);
+        numbered.map(|(id, card)| self.describe(id, card)).collect()
+    }
+
+    fn open(&self, id: DeviceId) -> Result<Gpu, HalError> {
+        let cards = self.cards()?;
+        let index = usize::try_from(id.0).expect("32 bits fit");
+        let card = cards.get(index).ok_or(HalError::NoDevice(id))?;
+        let slot = self.slot(id);
+        if slot.open.swap(true, Ordering::AcqRel) {
+            return Err(HalError::Busy(id));
+        }
+        match self.start(id, card, &slot) {
+            Ok(session) => {
+                let session = Arc::new(session);
+                Ok(Gpu {
+                    info: session.info().clone(),
+                    memory: Arc::clone(&session) as Arc<dyn Memory>,
+                    queue: Arc::clone(&session) as Arc<dyn Queue>,
+                    release: session as Arc<dyn Release>,
+                })
+            }
+            Err(error) => {
+                slot.open.store(false, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+}

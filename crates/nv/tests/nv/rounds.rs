@@ -1,0 +1,143 @@
+//! What a long life leaves behind.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use vrampager_addr::{Span, Va};
+use vrampager_hal::{
+    Access, ChannelKind, Counters, DeviceId, Discovery, Fence, Gpu, GpuMap, HalError, Heap, Op,
+};
+use vrampager_nv::{Nv, Planes};
+use vrampager_space::{Mode, RangeAllocator, RangeRequest};
+
+fn nv(text: &str) -> Arc<Nv> {
+    Nv::new(text.parse().unwrap(), &Planes::default()).unwrap()
+}
+
+/// One buffer of 1 GiB that CPU and GPU see, and back.
+fn round(gpu: &Gpu, space: &mut RangeAllocator) -> Result<(), HalError> {
+    const LEN: u64 = 1 << 30;
+    let request = RangeRequest::new(LEN).mode(Mode::Low);
+    let span = space.insert(&request).expect("the space is empty");
+    let mem = gpu.memory.create(Heap::Vram, LEN)?;
+    let map = gpu.memory.map_cpu(mem, 0, LEN)?;
+    gpu.memory.reserve_va(span)?;
+    gpu.memory.map_gpu(GpuMap {
+        va: Va(span.start()),
+        mem,
+        offset: 0,
+        len: LEN,
+        access: Access::Write,
+    })?;
+    gpu.release.unmap_cpu(map.id())?;
+    gpu.release.unmap_gpu(span)?;
+    gpu.release.release_va(span)?;
+    gpu.release.destroy(mem)?;
+    space.remove(span.start());
+    Ok(())
+}
+
+#[test]
+fn a_hundred_thousand_rounds_of_a_gibibyte_leave_one_hole_and_nothing_in_the_driver() {
+    const ROUNDS: u32 = 100_000;
+    let nv = nv("sim,vram=2G,bar1=2G");
+    let sim = nv.simulated().unwrap();
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    let before = (sim.live(), sim.counted().ioctls);
+    // Sixty-four times the buffer: what one that never gives back exhausts in as many rounds.
+    let zone = gpu.info.zones[0].span.slice(0, 64 << 30).unwrap();
+    let mut space = RangeAllocator::new(zone);
+    let start = Instant::now();
+    for n in 0..ROUNDS {
+        round(&gpu, &mut space).unwrap_or_else(|error| panic!("round {n}: {error}"));
+    }
+    // Shown with --nocapture.
+    let elapsed = start.elapsed();
+    assert_eq!(space.holes().collect::<Vec<_>>(), [zone]);
+    assert_eq!(sim.live(), before.0);
+    let requests = (sim.counted().ioctls - before.1) / u64::from(ROUNDS);
+    assert!(requests <= 9, "{requests} requests for each round");
+    eprintln!("{ROUNDS} rounds in {elapsed:?}, {requests} requests each");
+    assert!(gpu.release.close().is_zero());
+}
+
+#[test]
+fn a_thousand_host_buffers_leave_no_handle_pin_or_mapping() {
+    let nv = nv("sim,vram=64M");
+    let sim = nv.simulated().unwrap();
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    let before = sim.live();
+    for _ in 0..1000 {
+        let mem = gpu.memory.create(Heap::Host, 1 << 20).unwrap();
+        let map = gpu.memory.map_cpu(mem, 0, 1 << 20).unwrap();
+        gpu.release.unmap_cpu(map.id()).unwrap();
+        gpu.release.destroy(mem).unwrap();
+    }
+    assert_eq!(sim.live(), before);
+}
+
+#[test]
+fn devices_share_no_addresses_and_closing_one_leaves_the_other() {
+    let nv = nv("sim,gpus=2,vram=64M");
+    let gpus = [0, 1].map(|n| nv.open(DeviceId(n)).unwrap());
+    let span = gpus[0].info.zones[0].span.slice(0, 4096).unwrap();
+    let mems = gpus.clone().map(|gpu| {
+        let mem = gpu.memory.create(Heap::Vram, 4096).unwrap();
+        gpu.memory.reserve_va(span).unwrap();
+        gpu.memory.map_gpu(map(span, mem)).unwrap();
+        mem
+    });
+    for (byte, gpu) in [(1, &gpus[0]), (2, &gpus[1])] {
+        fill(gpu, span, byte);
+    }
+    gpus[0].release.close();
+    let seen = gpus[1].memory.map_cpu(mems[1], 0, 4096).unwrap();
+    let mut bytes = [0; 4096];
+    seen.read(0, &mut bytes);
+    assert_eq!(bytes, [2; 4096]);
+    fill(&gpus[1], span, 3);
+}
+
+fn map(span: Span, mem: vrampager_hal::MemId) -> GpuMap {
+    GpuMap {
+        va: Va(span.start()),
+        mem,
+        offset: 0,
+        len: span.len(),
+        access: Access::Write,
+    }
+}
+
+fn fill(gpu: &Gpu, span: Span, byte: u8) {
+    let channel = gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+    let fence = Fence {
+        timeline: gpu.queue.create_timeline().unwrap(),
+        value: 1,
+    };
+    let op = Op::Fill {
+        dst: Va(span.start()),
+        len: span.len(),
+        byte,
+    };
+    let ops = [op, Op::Signal(fence)];
+    gpu.queue.submit(channel, &ops).unwrap();
+    gpu.queue
+        .wait(fence, std::time::Duration::from_secs(10))
+        .unwrap();
+    gpu.release.destroy_channel(channel).unwrap();
+    gpu.release.destroy_timeline(fence.timeline).unwrap();
+}
+
+#[test]
+fn a_device_dropped_without_closing_leaves_nothing_in_the_driver() {
+    let nv = nv("sim,vram=64M");
+    let sim = nv.simulated().unwrap();
+    let before = sim.live();
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    gpu.memory.create(Heap::Vram, 4096).unwrap();
+    gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+    drop(gpu);
+    assert_eq!(sim.live(), before);
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    assert_eq!(gpu.release.counters(), Counters::default());
+}
