@@ -26,6 +26,9 @@ pub enum Error {
     /// The rest of the device string is wrong.
     #[error(transparent)]
     Configuration(#[from] SimError),
+    /// The same, for NVIDIA's driver.
+    #[error(transparent)]
+    NvConfiguration(#[from] vrampager_nv::ConfigError),
     /// The device could not be opened, or does not take work.
     #[error(transparent)]
     Device(#[from] HalError),
@@ -94,6 +97,7 @@ impl Error {
             Self::Open(error) => error.error.kind(),
             Self::UnknownDevice { .. }
             | Self::Configuration(_)
+            | Self::NvConfiguration(_)
             | Self::Range { .. }
             | Self::Overlap { .. }
             | Self::Foreign { .. } => ErrorKind::Invalid,

@@ -41,6 +41,7 @@
 mod buffer;
 mod error;
 mod file;
+mod machine;
 mod pager;
 mod shell;
 mod submission;

@@ -6,22 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vrampager_core::{FileId, Limits, Snapshot};
-use vrampager_hal::{ChannelKind, Counters, DeviceInfo, Discovery, Storage, TimelineId};
-use vrampager_sim::{EngineStats, SimConfig, Simulator};
+use vrampager_hal::{
+    ChannelKind, Counters, DeviceId, DeviceInfo, Discovery, HalError, Storage, TimelineId,
+};
+use vrampager_sim::EngineStats;
 
 use crate::buffer::BufferBuilder;
 use crate::error::Error;
 use crate::file::{FileBacking, Source, SwapFile};
+use crate::machine::Machine;
 use crate::shell::Shell;
 use crate::submission::Submission;
 use crate::worker::{Worker, reap_one};
 
-const KNOWN_DEVICES: &str = "`sim:KEY=VALUE,...`";
-
 /// How to open a [`Pager`].
 #[derive(Debug)]
 pub struct PagerBuilder {
-    simulator: Arc<Simulator>,
+    machine: Machine,
     info: DeviceInfo,
     vram: Option<u64>,
     gtt: Option<u64>,
@@ -84,7 +85,7 @@ impl PagerBuilder {
             host: self.host,
             swap: swap_bytes,
         };
-        let gpu = self.simulator.open(self.info.id)?;
+        let gpu = self.machine.discovery().open(self.info.id)?;
         let (device, runner) = vrampager_core::open(gpu, limits, swap)?;
         let stream = match runner.open_stream(ChannelKind::Compute) {
             Ok(stream) => stream,
@@ -97,7 +98,7 @@ impl PagerBuilder {
         let worker = Worker::start(&shell).map_err(Error::Worker)?;
         Ok(Pager {
             info: self.info,
-            simulator: self.simulator,
+            machine: self.machine,
             shell,
             worker: Some(worker),
             stream,
@@ -112,7 +113,7 @@ impl PagerBuilder {
 #[derive(Debug)]
 pub struct Pager {
     info: DeviceInfo,
-    simulator: Arc<Simulator>,
+    machine: Machine,
     pub(crate) shell: Arc<Shell>,
     worker: Option<Worker>,
     pub(crate) stream: TimelineId,
@@ -126,20 +127,23 @@ pub struct Stats {
     pub manager: Snapshot,
     /// What the device holds for the manager.
     pub device: Counters,
-    /// What its engines have done.
+    /// What its engines have done, as far as the device tells: zeros for others than `sim`.
     pub engines: EngineStats,
 }
 
 impl Pager {
-    /// Finds the device that `device` names, such as `sim:vram=256M,bar=64M`.
+    /// Finds the device that `device` names, such as `sim:vram=256M,bar=64M`, `nv:sim,vram=1G` for
+    /// the first GPU of a simulated NVIDIA driver, or `nv:0` for one of the machine's.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`], [`Error::Configuration`] naming the key that is wrong.
+    /// [`Error::UnknownDevice`], [`Error::Configuration`] or [`Error::NvConfiguration`] naming the
+    /// key that is wrong, [`Error::Device`] when there is no such device.
     pub fn builder(device: &str) -> Result<PagerBuilder, Error> {
-        let simulator = find(device)?;
-        let info = simulator.devices()?.swap_remove(0);
+        let machine = Machine::find(device)?;
+        let first = machine.discovery().devices()?.into_iter().next();
+        let info = first.ok_or(HalError::NoDevice(DeviceId(0)))?;
         Ok(PagerBuilder {
-            simulator,
+            machine,
             info,
             vram: None,
             gtt: None,
@@ -187,14 +191,10 @@ impl Pager {
     pub fn stats(&self) -> Stats {
         let manager = self.shell.lock_observed().snapshot();
         let device = self.shell.runner.counters();
-        let engines = self
-            .simulator
-            .device(self.info.id)
-            .map(vrampager_sim::SimDevice::stats);
         Stats {
             manager,
             device,
-            engines: engines.unwrap_or_default(),
+            engines: self.machine.engines(self.info.id),
         }
     }
 
@@ -224,22 +224,10 @@ impl Pager {
     }
 }
 
-fn find(device: &str) -> Result<Arc<Simulator>, Error> {
-    let (kind, rest) = device.split_once(':').unwrap_or((device, ""));
-    if kind != "sim" {
-        return Err(Error::UnknownDevice {
-            given: device.to_owned(),
-            known: KNOWN_DEVICES,
-        });
-    }
-    let config: SimConfig = rest.parse().map_err(vrampager_sim::SimError::from)?;
-    Ok(Simulator::new(config)?)
-}
-
 /// All devices that `device` names, without opening any.
 ///
 /// # Errors
 /// As for [`Pager::builder`].
 pub fn discover(device: &str) -> Result<Arc<dyn Discovery>, Error> {
-    Ok(find(device)?)
+    Ok(Machine::find(device)?.discovery())
 }

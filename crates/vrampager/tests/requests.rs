@@ -19,8 +19,43 @@ fn an_unknown_kind_of_device_is_refused_with_the_known_ones() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(
         error.to_string(),
-        "device `cuda:0` is of no known kind; use `sim:KEY=VALUE,...`"
+        "device `cuda:0` is of no known kind; use `sim:KEY=VALUE,...`, `nv:0` or \
+         `nv:sim,KEY=VALUE,...`"
     );
+}
+
+#[test]
+fn a_simulated_nvidia_gpu_pages_like_any_other() {
+    let pager = Pager::builder("nv:sim,vram=8M").unwrap().host(32 * MIB);
+    let pager = pager.open().unwrap();
+    let buffers: Vec<_> = (0..6)
+        .map(|n| pager.buffer(&format!("part {n}"), 4 * MIB).create())
+        .collect::<Result<_, _>>()
+        .unwrap();
+    for (byte, buffer) in (1..).zip(&buffers) {
+        let mut work = pager.submission();
+        work.fill(buffer, 0, 4 * MIB, byte).unwrap();
+        work.submit().unwrap();
+    }
+    for (byte, buffer) in (1..).zip(&buffers) {
+        let mut seen = [0; 4096];
+        buffer.read(4 * MIB - 4096, &mut seen).unwrap();
+        assert_eq!(seen, [byte; 4096]);
+    }
+    pager.check();
+    drop(buffers);
+    assert!(pager.close().unwrap().is_zero());
+}
+
+#[test]
+fn a_machine_without_the_driver_says_which_node_is_missing() {
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    let error = Pager::builder("nv:0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    let text = "open control node failed with ENOENT (0x2)";
+    assert_eq!(error.to_string(), text);
 }
 
 #[test]
