@@ -147,6 +147,30 @@ fn a_request_waits_while_another_evicts() {
 }
 
 #[test]
+fn a_request_waits_while_released_memory_is_on_its_way_back() {
+    let mut rig = Rig::new(8, 8, 32, 0);
+    let released = rig.dirty("released", 8, 1);
+    let next = rig.create("next", 8, Placement::vram());
+    rig.device.release(released).unwrap();
+    let reap = rig.device.reap();
+    let wanting = rig.device.exec(&[gpu_read(next)]).unwrap();
+    let Step::Perform(effects) = rig.device.step(reap) else {
+        panic!("there is something to reap")
+    };
+
+    let meanwhile = rig.device.step(wanting);
+    let outcome = rig.runner.perform(&effects);
+    assert!(rig.device.performed(reap, &outcome).is_none());
+    let goes = advance(&mut rig, wanting);
+
+    assert!(is_blocked(&meanwhile));
+    assert!(is_granted(&goes));
+    rig.device.finish(wanting, None, Keep::Evictable);
+    assert_eq!(rig.run(reap), Ok(Ok(Done::Reaped)));
+    assert!(rig.close(&[next]));
+}
+
+#[test]
 fn a_request_waits_for_the_holder_of_the_only_victim() {
     let mut rig = Rig::new(8, 8, 32, 0);
     let only = rig.dirty("only", 8, 1);
