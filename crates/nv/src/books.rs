@@ -34,6 +34,7 @@ pub(crate) struct CpuMap {
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     next: u64,
+    next_channel: u32,
     pub(crate) objects: BTreeMap<MemId, Object>,
     pub(crate) cpu_maps: BTreeMap<CpuMapId, CpuMap>,
     /// Reserved ranges by start.
@@ -79,6 +80,12 @@ impl Books {
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// An id for a channel; no program makes 2^32 of them.
+    pub(crate) fn channel_id(&mut self) -> ChannelId {
+        self.next_channel += 1;
+        ChannelId(self.next_channel)
     }
 
     /// # Panics

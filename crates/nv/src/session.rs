@@ -76,12 +76,18 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of a device that is open, rid of what an earlier call could not undo.
+    /// The state of a device that is open.
     fn open(&self) -> Result<MutexGuard<'_, State>, HalError> {
-        let mut state = self.lock();
+        let state = self.lock();
         if state.timelines.is_none() {
             return Err(CLOSED);
         }
+        Ok(state)
+    }
+
+    /// The same for a call that takes something: rid of what an earlier one could not undo.
+    fn taking(&self) -> Result<MutexGuard<'_, State>, HalError> {
+        let mut state = self.open()?;
         state.books.quarantine.retain_mut(|stages| {
             // What is refused again waits for the next call.
             self.device.unwind(stages).is_err()
@@ -213,7 +219,7 @@ impl Drop for Session {
 
 impl Memory for Session {
     fn reserve_va(&self, span: Span) -> Result<(), HalError> {
-        let mut state = self.open()?;
+        let mut state = self.taking()?;
         let zones = &self.info.zones;
         assert!(
             zones.iter().any(|zone| zone.span.covers(span)),
@@ -230,7 +236,7 @@ impl Memory for Session {
             size > 0 && PAGE.divides(size),
             "{size} is no size of an object"
         );
-        let mut state = self.open()?;
+        let mut state = self.taking()?;
         let books = &mut state.books;
         let object = match heap {
             Heap::Vram => self.vram_object(size)?,
@@ -246,7 +252,7 @@ impl Memory for Session {
             PAGE.divides(offset | len) && len > 0,
             "{offset}+{len} is not made of whole pages"
         );
-        let mut state = self.open()?;
+        let mut state = self.taking()?;
         let books = &mut state.books;
         let object = books.object(mem);
         let map = match &object.pages {
@@ -267,7 +273,7 @@ impl Memory for Session {
     }
 
     fn map_gpu(&self, map: GpuMap) -> Result<(), HalError> {
-        let mut state = self.open()?;
+        let mut state = self.taking()?;
         let span = Span::new(map.va.0, map.len).expect("a mapping stays inside its range");
         state.books.check_mappable(span);
         let handle = state.books.object(map.mem).handle;
@@ -288,10 +294,10 @@ impl Queue for Session {
     }
 
     fn create_channel(&self, _: ChannelKind) -> Result<ChannelId, HalError> {
-        let mut state = self.open()?;
+        let mut state = self.taking()?;
         let books = &mut state.books;
         // Both kinds are on the runlist of the graphics engine, which has a copy engine too.
-        let id = ChannelId(u32::try_from(books.number()).expect("fewer than 2^32 things"));
+        let id = books.channel_id();
         let mut stages = Stages::new();
         match channel::create(&self.device, id, &mut stages) {
             Ok(mut channel) => {

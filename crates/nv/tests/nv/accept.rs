@@ -9,14 +9,15 @@ fn nv(text: &str) -> std::sync::Arc<Nv> {
     Nv::new(config, &Planes::default()).expect("simulated GPUs exclude nothing")
 }
 
-const MACHINES: [&str; 3] = [
+const MACHINES: [&str; 4] = [
     "sim,vram=16M,bar1=1M,release=570.144",
+    "sim,vram=16M,bar1=1M,latency=100us",
     "sim,vram=16M,bar1=1M,release=580.82.07,arch=ampere",
     "sim,vram=16M,bar1=1M,release=610.10,arch=blackwell,gpus=2,visible=1",
 ];
 
 #[test]
-fn all_suites_pass_on_every_layout_and_generation_without_a_check_left_out() {
+fn all_suites_pass_on_every_layout_generation_and_a_slow_machine_without_a_check_left_out() {
     for machine in MACHINES {
         let nv = nv(machine);
         for report in accept::all(&*nv, DeviceId(0)) {
