@@ -147,6 +147,30 @@ fn a_request_waits_while_another_evicts() {
 }
 
 #[test]
+fn room_made_by_one_request_is_not_taken_by_another() {
+    let mut rig = Rig::new(8, 8, 32, 0);
+    let victims = [1, 2].map(|seed| rig.dirty("victim", 4, seed));
+    let [big, small] = [8, 4].map(|pages| rig.create("b", pages, Placement::vram()));
+    let first = rig.device.exec(&[gpu_read(big)]).unwrap();
+    let second = rig.device.exec(&[gpu_read(small)]).unwrap();
+    let half_way = rig.step(first);
+    let moved = victims.map(|id| rig.residency(id));
+
+    let meanwhile = rig.step(second);
+    let first_goes = advance(&mut rig, first);
+
+    assert!(half_way.is_none());
+    assert_eq!(moved, [Some(MemType::GTT), VRAM]);
+    assert!(meanwhile.is_some_and(|step| is_blocked(&step)));
+    assert!(is_granted(&first_goes));
+    rig.device.finish(first, None, Keep::Evictable);
+    let second_goes = advance(&mut rig, second);
+    assert!(is_granted(&second_goes));
+    rig.device.finish(second, None, Keep::Evictable);
+    assert!(rig.close(&[victims[0], victims[1], big, small]));
+}
+
+#[test]
 fn a_request_waits_while_released_memory_is_on_its_way_back() {
     let mut rig = Rig::new(8, 8, 32, 0);
     let released = rig.dirty("released", 8, 1);
