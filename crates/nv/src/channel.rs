@@ -37,7 +37,8 @@ const RESOURCES: u64 = 64 << 20;
 #[derive(Debug)]
 struct Sent {
     number: u64,
-    ops: Vec<Op>,
+    /// What it is to bring about.
+    signals: Vec<Fence>,
 }
 
 /// A channel of one device.
@@ -219,7 +220,7 @@ impl Channel {
         (self.sent, self.drained) = (self.sent + 1, push.drained());
         let sent = Sent {
             number: self.sent,
-            ops: ops.to_vec(),
+            signals: ops.iter().filter_map(signalled).collect(),
         };
         let put = self.ring.push(slot, sent);
         self.block.window.store_u32(USERD + userd::GP_PUT, put);
@@ -237,11 +238,8 @@ impl Channel {
 
     /// Whether the channel was to bring a timeline to a fence and has not.
     pub(crate) fn owes(&self, fence: Fence) -> bool {
-        let signals = |op: &Op| match op {
-            Op::Signal(f) => f.timeline == fence.timeline && f.value >= fence.value,
-            Op::Wait(_) | Op::Copy { .. } | Op::Fill { .. } => false,
-        };
-        self.ring.iter().any(|sent| sent.ops.iter().any(signals))
+        let mut signals = self.ring.iter().flat_map(|sent| &sent.signals);
+        signals.any(|f| f.timeline == fence.timeline && f.value >= fence.value)
     }
 
     /// Looks whether the GPU has stopped the channel; the fault, if it has since the last look.
@@ -258,14 +256,11 @@ impl Channel {
 
     fn explain(&mut self, device: &Device) -> Fault {
         let number = self.block.window.load_u32(NOTIFIER + notifier::INFO32);
-        // The driver keeps the last faults of a GPU without their channels: ours is the newest
-        // one that touches what this channel was to touch.
         let records = match number {
             notifier::MMU_FAULT => self.recorded(device).unwrap_or_default(),
             _ => Vec::new(),
         };
-        let ours = records.iter().find(|record| self.touches(record));
-        let Some(record) = ours.or(records.first()) else {
+        let Some(record) = records.first() else {
             return Fault {
                 channel: self.id,
                 kind: FaultKind::CopyEngine,
@@ -284,23 +279,8 @@ impl Channel {
         }
     }
 
-    fn touches(&self, record: &MmuFault) -> bool {
-        let within = |start: Va, len: u64| {
-            let from = record.address.checked_sub(start.0);
-            from.is_some_and(|offset| offset < len)
-        };
-        let touches = |op: &Op| match (*op, access(record)) {
-            (Op::Copy { src, len, .. }, Access::Read) => within(src, len),
-            (Op::Copy { dst, len, .. } | Op::Fill { dst, len, .. }, Access::Write) => {
-                within(dst, len)
-            }
-            (Op::Fill { .. } | Op::Wait(_) | Op::Signal(_), _) => false,
-        };
-        self.ring.iter().any(|sent| sent.ops.iter().any(touches))
-    }
-
-    /// The GPU's last memory faults, newest first, through a debugger session made for the
-    /// question. One that cannot be freed again goes with the channel.
+    /// The last memory faults of the channel's group, newest first, through a debugger session
+    /// made for the question. One that cannot be freed again goes with the channel.
     fn recorded(&mut self, device: &Device) -> Result<Vec<MmuFault>, Refusal> {
         let client = &device.client;
         let mut params = class::DebuggerAlloc::new_zeroed();
@@ -321,6 +301,13 @@ impl Channel {
         asked?;
         let count = usize::try_from(info.count).unwrap_or(usize::MAX);
         Ok(info.list.into_iter().take(count).collect())
+    }
+}
+
+fn signalled(op: &Op) -> Option<Fence> {
+    match *op {
+        Op::Signal(fence) => Some(fence),
+        Op::Wait(_) | Op::Copy { .. } | Op::Fill { .. } => None,
     }
 }
 
