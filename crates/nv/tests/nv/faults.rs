@@ -2,10 +2,12 @@
 //! by packet status, alone and together with every call that follows.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vrampager_addr::{Span, Va};
 use vrampager_hal::{
-    Access, ChannelKind, Counters, DeviceId, Discovery, Gpu, GpuMap, HalError, HalErrorKind, Heap,
+    Access, ChannelKind, Counters, DeviceId, Discovery, Fault, FaultKind, Fence, Gpu, GpuMap,
+    HalError, HalErrorKind, Heap, Op,
 };
 use vrampager_nv::{Nv, Planes, SimNodes};
 use vrampager_nv_abi::Status;
@@ -321,5 +323,51 @@ fn a_close_that_is_refused_anything_says_so_and_the_kernel_takes_the_rest() {
             [error] => check_error(error, FAILURES[0].1, "close"),
             more => panic!("one call was refused, not {}: {more:?}", more.len()),
         }
+    }
+}
+
+/// Runs a write to nowhere on a channel, with calls of the question why it stopped refused.
+fn fault_with(failing: &[u64], failure: Failure) -> Fault {
+    let nv = nv();
+    let sim = nv.simulated().unwrap();
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    let before = held(sim, &gpu);
+    let channel = gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+    let fence = Fence {
+        timeline: gpu.queue.create_timeline().unwrap(),
+        value: 1,
+    };
+    let nowhere = Op::Fill {
+        dst: Va(span(&gpu).start()),
+        len: 1,
+        byte: 0,
+    };
+    let ops = [nowhere, Op::Signal(fence)];
+    gpu.queue.submit(channel, &ops).unwrap();
+    sim.fail_calls(failing, failure);
+    let waited = gpu.queue.wait(fence, Duration::from_secs(10));
+    sim.clear_failures();
+    let Err(HalError::Fault(fault)) = waited else {
+        panic!("{failing:?} {failure:?}: {waited:?}");
+    };
+    assert_eq!(gpu.queue.take_faults(), [fault]);
+    gpu.release.destroy_channel(channel).unwrap();
+    gpu.release.destroy_timeline(fence.timeline).unwrap();
+    assert_eq!(held(sim, &gpu), before, "{failing:?} {failure:?}");
+    closed(&nv, &gpu, "after a fault");
+    fault
+}
+
+#[test]
+fn a_fault_stops_its_channel_even_when_the_driver_will_not_say_why() {
+    let known = fault_with(&[], FAILURES[0].0);
+    assert_eq!(known.kind, FaultKind::Unmapped);
+    for (failure, _) in FAILURES {
+        // Making the session and asking; what is refused when it is freed has been answered.
+        for call in 1..=2 {
+            let fault = fault_with(&[call], failure);
+            assert_eq!(fault.kind, FaultKind::CopyEngine);
+        }
+        assert_eq!(fault_with(&[3], failure), known);
     }
 }
