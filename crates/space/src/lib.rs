@@ -35,3 +35,7 @@ pub use offsets::{AccessDenied, FakeOffsets};
 pub use range::{EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
 pub use sub::{Fit, SubAllocator};
 pub use zones::{SpaceFence, VaSpace, VaStats, Zone};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;
