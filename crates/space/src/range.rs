@@ -24,9 +24,11 @@ pub enum Mode {
     /// The smallest hole that fits, the lowest of equals. Packs random lifetimes best.
     #[default]
     Best,
-    /// The lowest address that fits.
+    /// The lowest address that fits. An aligned request that is refused by 64 holes takes the
+    /// lowest hole that is long enough for any alignment, if there is one.
     Low,
-    /// The highest address that fits; the range lies at the top of its hole.
+    /// The highest address that fits; the range lies at the top of its hole. Aligned requests as
+    /// for [`Mode::Low`].
     High,
     /// The hole that was made last.
     Evict,
@@ -102,6 +104,10 @@ pub struct Range {
     /// The tag it was made with.
     pub color: u32,
 }
+
+/// Holes looked at in address order before an aligned request prefers one that is long enough
+/// for any alignment.
+const ALIGNED_TRIES: usize = 64;
 
 /// How many bytes must stay free between a range of the first colour and one of the second that
 /// follows it.
@@ -483,7 +489,10 @@ impl RangeAllocator {
             (Mode::Best, Some(index)) if request.once => {
                 index.first_best(request.size).and_then(at)
             }
-            (Mode::Best, Some(index)) => index.best(request.size, at),
+            (Mode::Best, Some(index)) => {
+                let sure = request.size.saturating_add(request.align - 1);
+                index.best((request.size, sure), at)
+            }
             (Mode::Evict, Some(index)) => {
                 let tries = if request.once { 1 } else { usize::MAX };
                 index.newest(request.size).take(tries).find_map(at)
@@ -491,6 +500,7 @@ impl RangeAllocator {
         }
     }
 
+    /// Searches in address order.
     #[inline]
     fn walk(
         &self,
@@ -499,12 +509,36 @@ impl RangeAllocator {
         window: Span,
         side: Side,
     ) -> Option<(Path, u64)> {
-        let mut path = self.first_candidate(tree, request.size, window, side)?;
-        loop {
+        let size = request.size;
+        if request.once {
+            return self.walk_holes(tree, request, window, (side, size, 1));
+        }
+        if request.align == 1 {
+            return self.walk_holes(tree, request, window, (side, size, usize::MAX));
+        }
+        // A coarse alignment makes most holes useless. Rather than look at each, try those in
+        // which the range fits wherever they start, and the rest only if there are none.
+        let sure = size.saturating_add(request.align - 1);
+        self.walk_holes(tree, request, window, (side, size, ALIGNED_TRIES))
+            .or_else(|| self.walk_holes(tree, request, window, (side, sure, ALIGNED_TRIES)))
+            .or_else(|| self.walk_holes(tree, request, window, (side, size, usize::MAX)))
+    }
+
+    /// Looks at up to `tries` holes of at least `least` bytes from one side.
+    #[inline]
+    fn walk_holes(
+        &self,
+        tree: &Tree,
+        request: &RangeRequest,
+        window: Span,
+        (side, least, tries): (Side, u64, usize),
+    ) -> Option<(Path, u64)> {
+        let mut path = self.first_candidate(tree, least, window, side)?;
+        for _ in 0..tries {
             if let Some(start) = self.fit(tree, &path, window, request) {
                 return Some((path, start));
             }
-            if request.once || !tree.next_hole(&mut path, request.size, side) {
+            if !tree.next_hole(&mut path, least, side) {
                 return None;
             }
             let hole = tree.segment(&path);
@@ -516,6 +550,7 @@ impl RangeAllocator {
                 return None;
             }
         }
+        None
     }
 
     /// The first hole that is long enough and touches the window.

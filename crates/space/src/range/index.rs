@@ -14,6 +14,9 @@ const OCTAVES: usize = 64 - SUB_BITS as usize + 1;
 /// Holes of one size class compared with one another before one is taken.
 const TRIES: usize = 16;
 
+/// Size classes an aligned request looks at before it asks for more than its size.
+const NEAR_BINS: usize = 8;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     start: u64,
@@ -199,9 +202,14 @@ impl HoleIndex {
     }
 
     /// What `place` makes of the best hole of at least `size` that it accepts: the shortest, then
-    /// lowest, of up to sixteen of a size class.
-    pub(super) fn best<T>(&self, size: u64, place: impl Fn(u64) -> Option<T>) -> Option<T> {
-        for bin in self.bins(size) {
+    /// lowest, of up to sixteen of a size class. Few classes are looked at before holes of at
+    /// least `sure` are, which suit any alignment.
+    pub(super) fn best<T>(
+        &self,
+        (size, sure): (u64, u64),
+        place: impl Fn(u64) -> Option<T>,
+    ) -> Option<T> {
+        for bin in self.bins(size).take(NEAR_BINS).chain(self.bins(sure)) {
             let mut least: Option<(u64, u64, T)> = None;
             for entry in self.list(bin).take(TRIES).filter(|entry| entry.len >= size) {
                 let key = (entry.len, entry.start);
@@ -218,7 +226,7 @@ impl HoleIndex {
             }
         }
         // Everything near was refused: look at the rest too before giving up.
-        let mut rest = self.bins(size).flat_map(|bin| self.list(bin).skip(TRIES));
+        let mut rest = self.bins(size).flat_map(|bin| self.list(bin));
         rest.find_map(|entry| {
             if entry.len >= size {
                 place(entry.start)
@@ -230,7 +238,7 @@ impl HoleIndex {
 
     /// The best hole of at least `size`, whether it will serve or not.
     pub(super) fn first_best(&self, size: u64) -> Option<u64> {
-        self.best(size, Some)
+        self.best((size, size), Some)
     }
 
     /// Starts of the holes of at least `size`, the newest first.
