@@ -27,7 +27,9 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let json = command.json();
-    exit_on_panic(json);
+    if matches!(command, Command::Swap(_)) {
+        exit_on_panic(json);
+    }
     match run(&command) {
         Ok((text, exit)) => match print(&text) {
             Ok(()) => exit.map_or(ExitCode::SUCCESS, ExitCode::from),

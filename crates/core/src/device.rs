@@ -230,11 +230,6 @@ impl Device {
         self.reached.observe(timeline, value);
     }
 
-    /// Forgets a timeline that no buffer will be fenced by any more.
-    pub fn forget(&mut self, timeline: TimelineId) {
-        self.reached.forget(timeline);
-    }
-
     /// Changes whenever a blocked task may be able to go on.
     #[must_use]
     pub fn epoch(&self) -> u64 {

@@ -179,6 +179,11 @@ impl Device {
 
     /// Brings a reserved buffer to an allowed place: free room first, eviction second (TTM V2).
     fn validate(&mut self, id: TaskId, each: &Use, placement: &Placement) -> Next {
+        let pinned = self.buffers[each.buffer].pins > 0;
+        if pinned && self.is_compatible(each, placement, Pass::Evict) {
+            // It may not move, so that it need not be where it would rather be.
+            return Next::Settled;
+        }
         for pass in [Pass::Free, Pass::Evict] {
             if self.is_compatible(each, placement, pass) {
                 return Next::Settled;

@@ -21,10 +21,6 @@ impl Reached {
             .get(&fence.timeline)
             .is_some_and(|&seen| seen >= fence.value)
     }
-
-    pub(crate) fn forget(&mut self, timeline: TimelineId) {
-        self.0.remove(&timeline);
-    }
 }
 
 /// Fences of one buffer, in the kernel's order of usage: moves by the manager, then accesses by

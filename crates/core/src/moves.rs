@@ -184,6 +184,7 @@ impl Device {
                     effects.push(self.fill_pages(buffer, pages.to_vec()));
                 }
                 let host = self.config.host;
+                assert_eq!(window.len(), 1, "a window's resource is one range");
                 effects.extend(map_all(
                     window[0].start(),
                     host,

@@ -1,6 +1,6 @@
 //! Making room: what is in the way, and which victim goes first.
 
-use vrampager_hal::Fence;
+use vrampager_hal::{DeviceLossCause, Fence};
 
 use crate::buffer::{BufferId, State};
 use crate::device::{Device, PlantedBug};
@@ -198,9 +198,11 @@ impl Device {
     fn reap_job(&mut self, at: usize) -> Job {
         let ghost = self.ghosts.remove(at).expect("an index just found");
         let mut effects = Vec::new();
-        // A lost device runs nothing any more, so nothing is left to wait for.
-        let over = |fence: &Fence| self.lost.is_some() || self.reached.contains(*fence);
-        let pending = ghost.fences.iter().copied().filter(|fence| !over(fence));
+        let pending = ghost
+            .fences
+            .iter()
+            .copied()
+            .filter(|&fence| !self.is_over(fence));
         let pending: Vec<Fence> = pending.collect();
         if !pending.is_empty() {
             effects.push(Effect::Wait(pending));
@@ -208,6 +210,22 @@ impl Device {
         effects.extend(ghost.unmap.iter().copied().map(Effect::Unmap));
         effects.extend(ghost.va.map(Effect::ReleaseVa));
         Job::new(Plan::Reap(ghost), effects)
+    }
+
+    /// Whether nothing of the device's will happen before `fence` any more. A lost device runs
+    /// nothing; one whose copies kept faulting still runs what its users submitted.
+    fn is_over(&self, fence: Fence) -> bool {
+        let stopped = self
+            .lost
+            .is_some_and(|cause| cause != DeviceLossCause::RepeatedFaults);
+        stopped || self.reached.contains(fence)
+    }
+
+    /// Whether some released memory can come back without waiting.
+    #[must_use]
+    pub fn has_ripe_ghost(&self) -> bool {
+        let over = |ghost: &Ghost| ghost.fences.iter().all(|&fence| self.is_over(fence));
+        self.ghosts.iter().any(over)
     }
 
     /// Takes the oldest ghost that `wanted` accepts, those whose fences are over first.

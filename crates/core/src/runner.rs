@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use vrampager_addr::{Span, Va};
 use vrampager_hal::{
@@ -12,7 +13,7 @@ use vrampager_hal::{
 use crate::effect::{Effect, EffectError, FileId, Performed, Stored, copies};
 use crate::open::Undo;
 use crate::staging::{Piece, Staging};
-use crate::stream::{OnFault, Stream, wait};
+use crate::stream::{DEADLINE, OnFault, Stream, wait};
 
 /// Carries out what [`Device`](crate::Device) decides.
 ///
@@ -27,6 +28,8 @@ pub struct Runner {
     moves: Arc<Stream>,
     /// Timelines of streams that were closed.
     closed: RwLock<Vec<TimelineId>>,
+    /// How far each timeline had come when the device was closed.
+    ends: Mutex<BTreeMap<TimelineId, u64>>,
     swap: Option<Arc<dyn Storage>>,
     files: RwLock<BTreeMap<FileId, Arc<dyn Storage>>>,
     pub(crate) undo: Mutex<Vec<Undo>>,
@@ -49,18 +52,21 @@ impl Runner {
             streams,
             moves,
             closed: RwLock::default(),
+            ends: Mutex::default(),
             swap,
             files,
             undo: Mutex::default(),
         })
     }
 
-    /// Makes `storage` known as `file`, replacing nothing: ids are used once.
+    /// Makes `storage` known as `file`.
+    ///
+    /// # Panics
+    /// When the id is in use: ids are used once.
     pub fn add_file(&self, file: FileId, storage: Arc<dyn Storage>) {
-        self.files
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(file, storage);
+        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let replaced = files.insert(file, storage);
+        assert!(replaced.is_none(), "ids of files are used once");
     }
 
     /// Forgets a file that no buffer is backed by any more.
@@ -151,7 +157,23 @@ impl Runner {
     /// # Errors
     /// [`HalError::Timeout`] after 15 seconds, [`HalError::DeviceLost`].
     pub fn wait(&self, fence: Fence) -> Result<(), HalError> {
-        wait(&self.gpu, &self.streams(), fence)
+        self.wait_at_most(fence, DEADLINE)
+    }
+
+    /// The same with another deadline, rounded up to tenths of a second.
+    ///
+    /// # Errors
+    /// [`HalError::Timeout`], [`HalError::DeviceLost`].
+    pub fn wait_at_most(&self, fence: Fence, at_most: Duration) -> Result<(), HalError> {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        if ends
+            .get(&fence.timeline)
+            .is_some_and(|&end| end >= fence.value)
+        {
+            return Ok(());
+        }
+        drop(ends);
+        wait(&self.gpu, &self.streams(), fence, at_most)
     }
 
     /// The fault that kept the submission behind `fence` from running, if one did.
@@ -237,7 +259,7 @@ impl Runner {
                 .get(&file)
                 .cloned(),
         };
-        storage.ok_or(StorageError::Truncated { offset: 0, len: 0 })
+        storage.ok_or(StorageError::Unknown)
     }
 
     fn load(
@@ -371,10 +393,15 @@ impl Runner {
             let step = piece.len.min((from.len() - done) as u64);
             let end = done + index(step);
             let to = cut(window, offset + done as u64, step);
-            last = Some(self.fill_piece(piece, busy, |piece| {
+            let filled = self.fill_piece(piece, busy, |piece| {
                 self.host.write(piece.offset, &from[done..end]);
                 Ok(copies(&[span_at(piece.va, step)], &to))
-            })?);
+            });
+            if let (Err(_), Some(fence)) = (&filled, last) {
+                // No copy of a failed write may land after its caller has gone on.
+                self.wait(fence)?;
+            }
+            last = Some(filled?);
             done = end;
         }
         Ok(last.map_or(Ok(()), |fence| self.wait(fence))?)
@@ -389,6 +416,12 @@ impl Runner {
     /// Undoes bring-up and closes the device; returns what was left, all zero after every buffer
     /// has been released and reaped. A second call returns zeros.
     pub fn close(&self) -> Counters {
+        // Work that was over stays over when the device is gone.
+        let reached = self.progress();
+        self.ends
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(reached);
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
         let mut timelines = self.closed.write().unwrap_or_else(PoisonError::into_inner);
         // What cannot be destroyed shows in the counters below.

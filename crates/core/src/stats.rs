@@ -12,9 +12,10 @@ use crate::task::TaskId;
 pub struct Totals {
     /// Read from files that back clean buffers.
     pub file_read: u64,
-    /// Copied from host memory to a domain of the device.
+    /// Moved from host memory or files to a domain of the device. Reads and writes by the CPU are
+    /// not moves.
     pub host_to_device: u64,
-    /// Copied from a domain of the device to host memory.
+    /// Moved from a domain of the device to host memory.
     pub device_to_host: u64,
     /// Clean content dropped instead of being copied.
     pub dropped_clean: u64,

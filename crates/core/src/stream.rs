@@ -7,7 +7,7 @@
 //! and remembered as failed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use vrampager_hal::{
@@ -218,7 +218,8 @@ impl Stream {
     fn try_look_after(&self, gpu: &Gpu) -> Result<(), HalError> {
         match self.state.try_lock() {
             Ok(mut state) => self.tend(gpu, &mut state),
-            Err(_) => Ok(()),
+            Err(TryLockError::Poisoned(state)) => self.tend(gpu, &mut state.into_inner()),
+            Err(TryLockError::WouldBlock) => Ok(()),
         }
     }
 
@@ -288,23 +289,37 @@ impl Stream {
     }
 }
 
-/// Waits for `fence`, meanwhile looking after every stream that work may depend on.
-pub(crate) fn wait(gpu: &Gpu, streams: &[Arc<Stream>], fence: Fence) -> Result<(), HalError> {
+/// Waits for `fence` no longer than `at_most`, meanwhile looking after every stream that work may
+/// depend on.
+pub(crate) fn wait(
+    gpu: &Gpu,
+    streams: &[Arc<Stream>],
+    fence: Fence,
+    at_most: Duration,
+) -> Result<(), HalError> {
     let mut waited = Duration::ZERO;
     loop {
-        match gpu.queue.wait(fence, SLICE) {
+        match gpu.queue.wait(fence, SLICE.min(at_most)) {
             Ok(()) => return Ok(()),
             Err(HalError::Fault(_)) => {}
             Err(HalError::Timeout { .. }) => {
                 waited += SLICE;
-                if waited >= DEADLINE {
+                if waited >= at_most {
                     return Err(HalError::Timeout { waited });
                 }
             }
             Err(error) => return Err(error),
         }
         for stream in streams {
-            stream.look_after(gpu)?;
+            let tended = stream.look_after(gpu);
+            // What ails another stream shows to those who wait for it, unless it is the device.
+            if stream.timeline == fence.timeline || is_lost(&tended) {
+                tended?;
+            }
         }
     }
+}
+
+fn is_lost(result: &Result<(), HalError>) -> bool {
+    matches!(result, Err(HalError::DeviceLost(_)))
 }

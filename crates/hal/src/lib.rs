@@ -22,7 +22,8 @@
 //!   nothing has changed, unless the method says otherwise.
 //! * Every step is undone by its own method of [`Release`]: undoing one layer never undoes
 //!   another (mission rows A6, A7).
-//! * No method blocks except [`Queue::wait`], which has a deadline.
+//! * No method blocks except [`Queue::wait`], which has a deadline, and
+//!   [`Release::destroy_channel`], which lets one running operation end.
 //!
 //! What is not here: address assignment, eviction, reservations, ordering between users of a
 //! buffer. Those are decisions, and the back ends make none.
@@ -40,7 +41,7 @@ mod storage;
 pub use counters::Counters;
 pub use discovery::{DeviceId, DeviceInfo, Discovery, Gpu, VaZone};
 pub use error::{DeviceLossCause, Fault, FaultKind, HalError, HalErrorKind};
-pub use mapping::CpuMapping;
+pub use mapping::{CpuMapping, Owner};
 pub use memory::{Access, CpuMapId, GpuMap, Heap, MemId, Memory};
 pub use queue::{ChannelId, ChannelKind, Fence, Op, Queue, TimelineId};
 pub use release::Release;

@@ -7,20 +7,29 @@
     reason = "raw memory shared with a device; see the SAFETY comments"
 )]
 
+use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::CpuMapId;
 
 /// A bounds-checked view of mapped memory.
 ///
-/// Clones view the same bytes. A mapping stays valid until
-/// [`Release::unmap_cpu`](crate::Release::unmap_cpu); whoever calls that owns all clones.
+/// Clones view the same bytes, and keep them mapped: after
+/// [`Release::unmap_cpu`](crate::Release::unmap_cpu) the back end counts the mapping as gone, but
+/// the memory goes with the last clone. What it then shows is nobody's business any more.
 #[derive(Clone, Debug)]
 pub struct CpuMapping {
     id: CpuMapId,
     base: NonNull<u8>,
     len: u64,
+    owner: Option<Arc<dyn Owner>>,
 }
+
+/// Whatever keeps mapped memory mapped while it lives.
+pub trait Owner: Send + Sync + fmt::Debug {}
+
+impl<T: Send + Sync + fmt::Debug> Owner for T {}
 
 // SAFETY: the view owns nothing thread-bound; every access is a bounds-checked raw copy, and the
 // memory behind it is shared with another agent (the device) in any case.
@@ -33,10 +42,23 @@ impl CpuMapping {
     ///
     /// # Safety
     /// `base..base + len` is readable and writable memory that no Rust reference points into, and
-    /// stays so until the back end's `unmap_cpu(id)` is called.
+    /// stays so while the view or a clone of it lives: for as long as the owner does that
+    /// [`owned_by`](Self::owned_by) adds.
     #[must_use]
     pub const unsafe fn new(id: CpuMapId, base: NonNull<u8>, len: u64) -> Self {
-        Self { id, base, len }
+        Self {
+            id,
+            base,
+            len,
+            owner: None,
+        }
+    }
+
+    /// The same view, with something that keeps its memory mapped.
+    #[must_use]
+    pub fn owned_by(mut self, owner: Arc<dyn Owner>) -> Self {
+        self.owner = Some(owner);
+        self
     }
 
     /// The id to release it by.
@@ -68,6 +90,7 @@ impl CpuMapping {
             id: self.id,
             base,
             len,
+            owner: self.owner.clone(),
         }
     }
 

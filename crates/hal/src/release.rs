@@ -21,7 +21,8 @@ pub trait Release: Send + Sync + Debug {
     /// [`HalError::Driver`].
     fn unmap_gpu(&self, span: Span) -> Result<(), HalError>;
 
-    /// Removes a CPU mapping. The caller no longer uses the [`CpuMapping`](crate::CpuMapping).
+    /// Removes a CPU mapping. What the caller still does with a clone of the
+    /// [`CpuMapping`](crate::CpuMapping) reaches memory that is no longer the object's.
     ///
     /// # Errors
     /// [`HalError::Driver`].
@@ -40,7 +41,8 @@ pub trait Release: Send + Sync + Debug {
     /// [`HalError::Driver`].
     fn release_va(&self, span: Span) -> Result<(), HalError>;
 
-    /// Destroys a channel, stopped or idle, or drops what it has not run yet.
+    /// Destroys a channel, stopped or idle, and drops what it has not run yet. The one operation
+    /// that it may be running is over when this returns.
     ///
     /// # Errors
     /// [`HalError::Driver`].

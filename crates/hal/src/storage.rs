@@ -65,6 +65,9 @@ pub enum StorageError {
         /// Value found.
         is: i128,
     },
+    /// The file a buffer was backed by is no longer known.
+    #[error("file is no longer registered")]
+    Unknown,
     /// Clean content is never written back.
     #[error("storage is read-only")]
     ReadOnly,

@@ -59,6 +59,12 @@ impl SwapSet {
             source,
         })?;
         let backing = pager.file(file, path)?;
+        // Its stamp is newer than the layout: the file must not have changed in between.
+        model.check().map_err(|changed| Error::File {
+            path: path.to_owned(),
+            action: "serve as backing",
+            source: std::io::Error::other(changed),
+        })?;
         let name = path.file_name().unwrap_or(path.as_os_str());
         let name = name.to_string_lossy();
         let tensors = model.tensors().iter().filter(|tensor| tensor.len > 0);

@@ -67,6 +67,7 @@ impl Aperture {
         if heap == Heap::Vram {
             self.used += len;
         }
+        let owner = view.region.clone();
         let window = Window {
             mem,
             heap,
@@ -75,9 +76,8 @@ impl Aperture {
         };
         self.windows.insert(id, window);
         // SAFETY: `at` has checked the range, which the region keeps mapped for reading and
-        // writing. The window holds the region until `unmap`, or until the device is closed,
-        // which the contract lists as the end of all mappings.
-        Ok(unsafe { CpuMapping::new(id, base, len) })
+        // writing, and the view owns a share of the region.
+        Ok(unsafe { CpuMapping::new(id, base, len) }.owned_by(owner))
     }
 
     /// The object that the mapping was of.

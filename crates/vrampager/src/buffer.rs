@@ -230,10 +230,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.shell
-            .lock()
-            .release(self.id)
-            .expect("released once, by its only handle");
+        if let Some(mut device) = self.shell.lock_to_drop() {
+            let released = device.release(self.id);
+            released.expect("released once, by its only handle");
+        }
         self.shell.announce();
     }
 }
@@ -275,8 +275,9 @@ impl fmt::Debug for Pinned<'_> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        let unpinned = self.buffer.shell.lock().unpin(self.buffer.id);
-        unpinned.expect("pinned by this guard");
+        if let Some(mut device) = self.buffer.shell.lock_to_drop() {
+            device.unpin(self.buffer.id).expect("pinned by this guard");
+        }
         self.buffer.shell.announce();
     }
 }
@@ -311,9 +312,9 @@ impl<'a> Granted<'a> {
 
 impl Drop for Granted<'_> {
     fn drop(&mut self) {
-        if let Some(task) = self.task {
-            self.shell.lock().abort(task);
-            self.shell.announce();
+        if let (Some(task), Some(mut device)) = (self.task, self.shell.lock_to_drop()) {
+            device.abort(task);
         }
+        self.shell.announce();
     }
 }

@@ -4,13 +4,11 @@
     reason = "the kernel reads into and writes from mapped host memory"
 )]
 
-use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, metadata};
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::slice;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
@@ -44,7 +42,7 @@ impl SwapFile {
                 source,
             }
         };
-        let file = unnamed(dir).map_err(failed("make a swap file"))?;
+        let file = tempfile::tempfile_in(dir).map_err(failed("make a swap file"))?;
         if len > 0 {
             fallocate(&file, FallocateFlags::empty(), 0, len)
                 .map_err(|errno| failed("allocate the swap file")(errno.into()))?;
@@ -70,31 +68,6 @@ impl SwapFile {
     }
 }
 
-/// A file in `dir` without a directory entry.
-fn unnamed(dir: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    let tmpfile = i32::try_from(OFlags::TMPFILE.bits()).expect("open flags fit in an int");
-    match options.clone().custom_flags(tmpfile).open(dir) {
-        Err(error) if is_unsupported(&error) => {}
-        opened => return opened,
-    }
-    // Not every file system knows O_TMPFILE. The name exists for a moment only.
-    let mut name = OsString::from(".vrampager-swap-");
-    name.push(std::process::id().to_string());
-    let path = dir.join(name);
-    let file = options.create_new(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
-}
-
-fn is_unsupported(error: &io::Error) -> bool {
-    let unsupported = [Errno::OPNOTSUPP, Errno::ISDIR, Errno::INVAL];
-    unsupported
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-}
-
 impl Storage for SwapFile {
     fn read(&self, offset: u64, into: &CpuMapping, at: u64, len: u64) -> Result<(), StorageError> {
         read_all(&self.file, offset, into, at, len)
@@ -102,21 +75,38 @@ impl Storage for SwapFile {
 
     fn write(&self, offset: u64, from: &CpuMapping, at: u64, len: u64) -> Result<(), StorageError> {
         assert_eq!(offset % PAGE_SIZE, 0, "slots are whole pages");
-        let mut done = 0;
-        while done < len {
-            let part = bytes_of(from, at + done, len - done);
-            match rustix::io::pwrite(&self.file, part, offset + done) {
-                Ok(0) => return Err(StorageError::NoSpace { offset, len }),
-                Ok(count) => done += count as u64,
-                Err(Errno::INTR) => {}
-                Err(Errno::NOSPC | Errno::DQUOT) => {
-                    return Err(StorageError::NoSpace { offset, len });
-                }
-                Err(errno) => return Err(io_error(errno, offset, len)),
+        transfer(len, |done| {
+            let rest = len - done;
+            let start = from.at(at + done, rest);
+            let (bytes, position) = extent(rest, offset + done);
+            // SAFETY: `at` has checked `rest` bytes from `start`, which stay mapped while `from`
+            // is borrowed; the kernel reads them without a Rust reference to them.
+            unsafe {
+                libc::pwrite(
+                    self.file.as_raw_fd(),
+                    start.as_ptr().cast(),
+                    bytes,
+                    position,
+                )
             }
-        }
-        Ok(())
+        })
+        .map_err(|stopped| match stopped {
+            None => StorageError::NoSpace { offset, len },
+            Some(error) if is_full(&error) => StorageError::NoSpace { offset, len },
+            Some(error) => StorageError::Io {
+                offset,
+                len,
+                errno: error.kind(),
+            },
+        })
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// Identity of a file's content, as far as its attributes tell.
@@ -128,14 +118,13 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
-        let meta = file.metadata()?;
+    fn of(meta: &Metadata) -> Self {
         let mtime_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        Ok(Self {
+        Self {
             len: meta.len(),
             mtime_ns,
             inode: meta.ino(),
-        })
+        }
     }
 
     fn difference(&self, now: &Self) -> Option<StorageError> {
@@ -151,8 +140,9 @@ impl Stamp {
 
 /// A file that buffers can be read from again.
 ///
-/// The file's size, modification time and inode are remembered; every later read compares them
-/// and fails rather than return bytes of another content (mission row E1).
+/// The file's size, modification time and inode are remembered; every later read compares them,
+/// with the open file and with what its path leads to, and fails rather than return bytes of
+/// another content (mission row E1).
 #[derive(Debug)]
 pub struct FileBacking {
     pub(crate) shell: Arc<Shell>,
@@ -186,6 +176,7 @@ impl Drop for FileBacking {
 pub(crate) struct Source {
     file: File,
     stamp: Stamp,
+    path: PathBuf,
 }
 
 impl Source {
@@ -205,9 +196,10 @@ impl Source {
             };
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
         }
-        let stamp = Stamp::of(&file).map_err(failed)?;
+        let stamp = Stamp::of(&file.metadata().map_err(failed)?);
         let len = stamp.len;
-        Ok((Self { file, stamp }, len))
+        let path = path.to_path_buf();
+        Ok((Self { file, stamp, path }, len))
     }
 }
 
@@ -215,12 +207,17 @@ impl Storage for Source {
     fn read(&self, offset: u64, into: &CpuMapping, at: u64, len: u64) -> Result<(), StorageError> {
         read_all(&self.file, offset, into, at, len)?;
         // Compared after reading: bytes read before the change are good, later ones are not used.
-        let now = Stamp::of(&self.file).map_err(|error| StorageError::Io {
+        let opened = self.file.metadata().map_err(|error| StorageError::Io {
             offset,
             len,
             errno: error.kind(),
         })?;
-        self.stamp.difference(&now).map_or(Ok(()), Err)
+        // A file that was only unlinked still has its content; one replaced at its path has not.
+        let found = metadata(&self.path).unwrap_or_else(|_| opened.clone());
+        let changed = [opened, found]
+            .iter()
+            .find_map(|now| self.stamp.difference(&Stamp::of(now)));
+        changed.map_or(Ok(()), Err)
     }
 
     fn write(&self, _: u64, _: &CpuMapping, _: u64, _: u64) -> Result<(), StorageError> {
@@ -229,50 +226,50 @@ impl Storage for Source {
 }
 
 fn read_all(
-    file: impl AsFd,
+    file: &File,
     offset: u64,
     into: &CpuMapping,
     at: u64,
     len: u64,
 ) -> Result<(), StorageError> {
+    transfer(len, |done| {
+        let rest = len - done;
+        let start = into.at(at + done, rest);
+        let (bytes, position) = extent(rest, offset + done);
+        // SAFETY: `at` has checked `rest` bytes from `start`, which stay mapped while `into` is
+        // borrowed; the kernel writes them without a Rust reference to them.
+        unsafe { libc::pread(file.as_raw_fd(), start.as_ptr().cast(), bytes, position) }
+    })
+    .map_err(|stopped| match stopped {
+        None => StorageError::Truncated { offset, len },
+        Some(error) => StorageError::Io {
+            offset,
+            len,
+            errno: error.kind(),
+        },
+    })
+}
+
+/// Repeats a system call until `len` bytes are done. `Err(None)` when one moves nothing.
+fn transfer(len: u64, mut call: impl FnMut(u64) -> isize) -> Result<(), Option<io::Error>> {
     let mut done = 0;
     while done < len {
-        let part = bytes_of_mut(into, at + done, len - done);
-        match rustix::io::pread(&file, part, offset + done) {
-            Ok(0) => return Err(StorageError::Truncated { offset, len }),
-            Ok(count) => done += count as u64,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(io_error(errno, offset, len)),
+        match u64::try_from(call(done)) {
+            Ok(0) => return Err(None),
+            Ok(count) => done += count,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(Some(error));
+                }
+            }
         }
     }
     Ok(())
 }
 
-fn io_error(errno: Errno, offset: u64, len: u64) -> StorageError {
-    StorageError::Io {
-        offset,
-        len,
-        errno: io::Error::from(errno).kind(),
-    }
-}
-
-fn bytes_of(map: &CpuMapping, at: u64, len: u64) -> &[u8] {
-    let start = map.at(at, len);
+fn extent(len: u64, offset: u64) -> (usize, libc::off_t) {
     let len = usize::try_from(len).expect("a mapped length fits in usize");
-    // SAFETY: `at` has checked the range. The pages belong to a buffer that is reserved for this
-    // very transfer, so that nobody, CPU or device, writes them while the slice lives; it lives
-    // for one system call.
-    unsafe { slice::from_raw_parts(start.as_ptr(), len) }
-}
-
-#[expect(
-    clippy::mut_from_ref,
-    reason = "the memory is not the mapping's own; see SAFETY"
-)]
-fn bytes_of_mut(map: &CpuMapping, at: u64, len: u64) -> &mut [u8] {
-    let start = map.at(at, len);
-    let len = usize::try_from(len).expect("a mapped length fits in usize");
-    // SAFETY: as for `bytes_of`: pages under transfer are reached by nobody else, and the slice
-    // lives for one system call.
-    unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
+    let offset = libc::off_t::try_from(offset).expect("a file's offset fits in off_t");
+    (len, offset)
 }

@@ -17,7 +17,7 @@ use crate::file::{FileBacking, Source, SwapFile};
 use crate::machine::Machine;
 use crate::shell::Shell;
 use crate::submission::Submission;
-use crate::worker::{Worker, reap_one};
+use crate::worker::{Worker, reap_all};
 
 /// How to open a [`Pager`].
 #[derive(Debug)]
@@ -169,7 +169,8 @@ impl Pager {
         Submission::new(self)
     }
 
-    /// Takes an open file as backing for clean buffers. `path` is for reports.
+    /// Takes an open file as backing for clean buffers. `path` is where it was opened, for reports
+    /// and to see when another file takes its place.
     ///
     /// # Errors
     /// [`Error::File`] unless it is a regular file.
@@ -213,9 +214,7 @@ impl Pager {
     /// [`Error::InUse`] while buffers are alive. The device then closes with the last of them.
     pub fn close(mut self) -> Result<Counters, Error> {
         drop(self.worker.take());
-        while self.shell.lock().next_ghost().is_some() {
-            reap_one(&self.shell);
-        }
+        reap_all(&self.shell);
         let buffers = self.shell.lock().snapshot().buffers;
         if buffers > 0 {
             return Err(Error::InUse { buffers });

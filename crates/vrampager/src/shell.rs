@@ -10,8 +10,8 @@ const RECHECK: Duration = Duration::from_secs(1);
 
 /// A device with its lock.
 ///
-/// Lock order: `device` first, then the runner's own locks, which are leaves. The device is never
-/// locked while the runner performs effects or waits.
+/// The device and the runner's own locks are never held together: the runner is called with the
+/// device unlocked, and knows nothing of it.
 #[derive(Debug)]
 pub(crate) struct Shell {
     device: Mutex<Device>,
@@ -41,6 +41,12 @@ impl Shell {
         self.device.lock().expect("core has not panicked")
     }
 
+    /// Locks the device for a `Drop`, which must not panic while another panic unwinds; `None`
+    /// when core has panicked and its state is not to be touched.
+    pub(crate) fn lock_to_drop(&self) -> Option<MutexGuard<'_, Device>> {
+        self.device.lock().ok()
+    }
+
     /// Locks the device with its timelines brought up to date.
     pub(crate) fn lock_observed(&self) -> MutexGuard<'_, Device> {
         let progress = self.runner.progress();
@@ -56,11 +62,12 @@ impl Shell {
         self.changed.notify_all();
     }
 
-    /// Waits until `ready` holds of the device.
-    pub(crate) fn wait_until(&self, ready: impl Fn(&Device) -> bool) {
+    /// Waits until `ready` holds of the device, or `at_most` has passed.
+    pub(crate) fn wait_until(&self, at_most: Duration, ready: impl Fn(&Device) -> bool) {
+        let waiting = |device: &mut Device| !ready(device);
         let waited = self
             .changed
-            .wait_while(self.lock(), |device| !ready(device));
+            .wait_timeout_while(self.lock(), at_most, waiting);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -68,7 +75,12 @@ impl Shell {
     pub(crate) fn drive(&self, task: TaskId) -> Result<Outcome, Error> {
         loop {
             let mut device = self.lock_observed();
+            let epoch = device.epoch();
             let step = device.step(task);
+            if device.epoch() != epoch {
+                // It gave something up on the way, be it only to block.
+                self.changed.notify_all();
+            }
             match step {
                 Step::Perform(_) => {
                     drop(device);
@@ -76,13 +88,8 @@ impl Shell {
                 }
                 Step::Blocked => self.pause(device),
                 Step::Granted(grant) => return Ok(Outcome::Granted(grant)),
-                Step::Done(result) => {
-                    drop(device);
-                    self.announce();
-                    return result.map(Outcome::Done);
-                }
+                Step::Done(result) => return result.map(Outcome::Done),
             }
-            self.announce();
         }
     }
 
@@ -91,6 +98,7 @@ impl Shell {
         while let Some(Step::Perform(effects)) = next {
             let outcome = self.runner.perform(&effects);
             next = self.lock().performed(task, &outcome);
+            self.announce();
         }
     }
 
@@ -104,12 +112,8 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        while self
-            .device
-            .get_mut()
-            .is_ok_and(|device| device.next_ghost().is_some())
-        {
-            crate::worker::reap_one(self);
+        if self.device.get_mut().is_ok() {
+            crate::worker::reap_all(self);
         }
         self.runner.close();
     }

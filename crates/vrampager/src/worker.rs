@@ -3,11 +3,13 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, panicking};
+use std::time::Duration;
 
-use vrampager_hal::Fence;
+use vrampager_core::{Device, Done};
+use vrampager_hal::{Fence, HalError};
 
-use crate::shell::Shell;
+use crate::shell::{Outcome, Shell};
 
 /// Owns the thread; dropping joins it.
 #[derive(Debug)]
@@ -36,42 +38,56 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // Taking the lock once orders the store before the thread's next look at the flag.
-        drop(self.shell.lock());
+        drop(self.shell.lock_to_drop());
         self.shell.announce();
         if let Some(thread) = self.thread.take() {
-            assert!(
-                thread.join().is_ok() || std::thread::panicking(),
-                "the worker never panics"
-            );
+            let joined = thread.join();
+            assert!(joined.is_ok() || panicking(), "the worker never panics");
         }
     }
 }
+
+/// How long the thread waits before it looks around again.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 fn work(shell: &Shell, stop: &AtomicBool) {
     let stopped = || stop.load(Ordering::SeqCst);
+    let idle = |device: &Device| !stopped() && device.next_ghost().is_none();
     while !stopped() {
-        shell.wait_until(|device| stopped() || device.next_ghost().is_some());
-        let fences: Option<Vec<Fence>> = shell.lock().next_ghost().map(<[Fence]>::to_vec);
-        let Some(fences) = fences.filter(|_| !stopped()) else {
-            continue;
-        };
-        // A fence that is not reached in time is looked at again in the next round.
-        let over = fences
-            .into_iter()
-            .all(|fence| shell.runner.wait(fence).is_ok());
-        if over {
-            reap_one(shell);
+        let device = shell.lock_observed();
+        let pending = device.next_ghost().map(<[Fence]>::to_vec);
+        let ripe = device.has_ripe_ghost();
+        drop(device);
+        match pending {
+            None => shell.wait_until(Duration::from_secs(3600), |device| !idle(device)),
+            Some(_) if ripe => {
+                reap_one(shell);
+            }
+            Some(fences) => {
+                let waited = fences
+                    .into_iter()
+                    .try_for_each(|fence| shell.runner.wait_at_most(fence, PATIENCE));
+                match waited {
+                    Ok(()) | Err(HalError::Timeout { .. }) => {}
+                    // Core hears of a lost device by a step that fails; anything else may pass.
+                    Err(_) => {
+                        reap_one(shell);
+                        shell.wait_until(PATIENCE, |_| stopped());
+                    }
+                }
+            }
         }
     }
 }
 
-/// Brings one piece back. What the device refuses to take back is quarantined by core and shows
-/// in the statistics.
-pub(crate) fn reap_one(shell: &Shell) {
+/// Brings back the piece that is over, or waits for the oldest; whether one came back. What the
+/// device refuses to take back is quarantined by core and shows in the statistics.
+fn reap_one(shell: &Shell) -> bool {
     let task = shell.lock().reap();
-    let reaped = shell.drive(task);
-    debug_assert!(
-        reaped.is_ok(),
-        "reaping has no failure of its own: {reaped:?}"
-    );
+    matches!(shell.drive(task), Ok(Outcome::Done(Done::Reaped)))
+}
+
+/// Brings back everything that comes back; gives up on fences that are not reached in time.
+pub(crate) fn reap_all(shell: &Shell) {
+    while reap_one(shell) {}
 }

@@ -149,6 +149,23 @@ fn a_file_that_changed_underneath_is_reported_and_not_used() {
 }
 
 #[test]
+fn a_file_replaced_at_its_path_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let pager = small_pager();
+    let path = dir.path().join("w");
+    let file = file_with(dir.path(), "w", &pattern(1 << 20, 2));
+    let file = pager.file(file, &path).unwrap();
+    let buffer = pager.buffer("b", MIB).backed_by(&file, 0).create().unwrap();
+    file_with(dir.path(), "new", &pattern(1 << 20, 2));
+    std::fs::rename(dir.path().join("new"), &path).unwrap();
+    let error = buffer.read(0, &mut [0]).unwrap_err();
+    assert!(
+        error.to_string().contains("file changed underneath"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_truncated_file_is_reported_by_buffer_and_offset() {
     let dir = tempfile::tempdir().unwrap();
     let pager = small_pager();

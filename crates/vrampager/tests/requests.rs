@@ -281,3 +281,75 @@ fn a_failure_is_told_once_however_its_causes_are_printed() {
     assert!(error.to_string().starts_with("VRAM heap has "), "{error}");
     assert!(std::error::Error::source(&error).is_none());
 }
+
+/// A buffer pinned where it could be, not where it would rather be, stays usable.
+#[test]
+fn a_buffer_pinned_in_its_fallback_can_be_used_and_pinned_again() {
+    let pager = pager();
+    let full = pager.buffer("full", 8 * MIB).create().unwrap();
+    let filled = full.pin().unwrap();
+    let desc = pager
+        .buffer("spilled", MIB)
+        .placement(Placement::vram_or_gtt());
+    let spilled = desc.create().unwrap();
+    let first = spilled.pin().unwrap();
+    assert_eq!(spilled.residency(), Some(MemType::GTT));
+    drop(filled);
+    let second = spilled.pin().unwrap();
+    assert_eq!(second.gpu_address(), first.gpu_address());
+    let mut work = pager.submission();
+    work.fill(&spilled, 0, MIB, 5)
+        .unwrap()
+        .submit()
+        .unwrap()
+        .wait()
+        .unwrap();
+    assert_eq!(spilled.residency(), Some(MemType::GTT));
+}
+
+#[test]
+fn a_lost_device_gives_its_memory_back_and_closes() {
+    let pager = Pager::builder("sim:vram=8M,fault=lose:3")
+        .unwrap()
+        .host(8 * MIB)
+        .open()
+        .unwrap();
+    let buffers: Vec<_> = (0..3)
+        .map(|i| pager.buffer(&format!("b{i}"), MIB).create().unwrap())
+        .collect();
+    let errors = buffers.iter().filter_map(|buffer| {
+        pager
+            .submission()
+            .fill(buffer, 0, MIB, 1)
+            .unwrap()
+            .submit()
+            .and_then(|work| work.wait())
+            .err()
+    });
+    assert!(
+        errors
+            .map(|error| error.kind())
+            .any(|kind| kind == ErrorKind::DeviceLost)
+    );
+    drop(buffers);
+    assert!(
+        pager.close().unwrap().is_zero(),
+        "releasing works on a lost device"
+    );
+}
+
+#[test]
+fn work_that_was_over_stays_over_when_the_pager_is_closed() {
+    let pager = pager();
+    let buffer = pager.buffer("b", MIB).create().unwrap();
+    let work = pager
+        .submission()
+        .fill(&buffer, 0, MIB, 1)
+        .unwrap()
+        .submit()
+        .unwrap();
+    work.wait().unwrap();
+    drop(buffer);
+    pager.close().unwrap();
+    work.wait().unwrap();
+}

@@ -36,10 +36,14 @@ pub enum Outcome {
 }
 
 impl Report {
-    /// Whether no check failed.
+    /// Whether no check failed and at least one could be tried.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.failures().next().is_none()
+        let tried = self
+            .checks
+            .iter()
+            .any(|check| check.outcome == Outcome::Pass);
+        tried && self.failures().next().is_none()
     }
 
     /// The checks that failed.
@@ -71,16 +75,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_tried_is_no_failure() {
+    fn what_cannot_be_tried_is_neither_failure_nor_success() {
         let why = String::from("none");
-        let report = |outcome| Report {
+        let report = |outcomes: &[Outcome]| Report {
             contract: "x",
-            checks: vec![Check { name: "y", outcome }],
+            checks: outcomes
+                .iter()
+                .map(|outcome| Check {
+                    name: "y",
+                    outcome: outcome.clone(),
+                })
+                .collect(),
         };
-        assert!(report(Outcome::Pass).passed());
-        assert!(report(Outcome::NotSupported { why: why.clone() }).passed());
-        let failed = report(Outcome::Fail { why });
+        let untried = Outcome::NotSupported { why: why.clone() };
+        assert!(report(&[Outcome::Pass, untried.clone()]).passed());
+        assert!(
+            !report(&[untried]).passed(),
+            "a device that supports nothing"
+        );
+        let failed = report(&[Outcome::Pass, Outcome::Fail { why }]);
         assert!(!failed.passed());
-        assert_eq!(failed.to_string(), "x\n  FAIL  y: none\n");
+        assert_eq!(failed.to_string(), "x\n  pass  y\n  FAIL  y: none\n");
     }
 }
