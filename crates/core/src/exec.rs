@@ -222,7 +222,19 @@ impl Device {
                 }
             }
         }
-        Next::Fail(self.out_of_memory(id, each.buffer, placement))
+        match self.step_aside(each.buffer) {
+            Some(job) => Next::Perform(job),
+            None => Next::Fail(self.out_of_memory(id, each.buffer, placement)),
+        }
+    }
+
+    /// Plans to take a buffer out of the window that victims have to pass through: it may be what
+    /// keeps them from making room for it. It comes back only when there is room behind the window.
+    fn step_aside(&mut self, id: BufferId) -> Option<Job> {
+        let reach = self.buffers[id].mem_type().and_then(|at| self.reach(at));
+        let in_window = matches!(reach, Some(Reach::Window { .. }));
+        let system = Place::new(MemType::SYSTEM);
+        in_window.then(|| self.prepare_move(id, &system).ok())?
     }
 
     /// TTM R5.

@@ -51,6 +51,24 @@ fn a_hop_makes_its_own_room_in_the_gtt() {
     assert!(rig.close(&[id, squatter]));
 }
 
+/// The buffer to be placed and the victim that has to leave want the GTT at the same time
+/// (found by the simulation, seed 5094).
+#[test]
+fn a_buffer_in_the_gtt_steps_aside_for_the_victim_that_makes_room_for_it() {
+    let mut rig = Rig::new(7, 8, 32, 0);
+    let victim = rig.dirty("victim", 6, 1);
+    let id = rig.create("b", 4, Placement::vram());
+    rig.write(id, &pattern(2, 4)).unwrap();
+    rig.move_to(id, MemType::GTT).unwrap();
+
+    rig.touch(&[id]).unwrap();
+
+    assert_eq!(rig.residency(id), Some(MemType::VRAM));
+    assert_eq!(rig.read(id).unwrap(), pattern(2, 4));
+    assert_eq!(rig.read(victim).unwrap(), pattern(1, 6));
+    assert!(rig.close(&[victim, id]));
+}
+
 #[test]
 fn a_buffer_without_a_hop_stays_where_it_was() {
     let mut rig = Rig::new(4, 4, 16, 0);
