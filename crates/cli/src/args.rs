@@ -33,9 +33,9 @@ In the report:
   hits        requests that found all tensors in VRAM
   swap-in     time from the start of a request that was no hit until its tensors are in VRAM
   copy_ratio  speed of the engine's copies of 1 MiB and more by the speed of plain memcpy: the
-              median of up to 64 requests, each compared with a memcpy of 16 MiB in pieces of
-              2 MiB, between buffers larger than the cache, right after it. Null when there was
-              no large copy, and in deterministic mode, where time is virtual.
+              median of up to 64 requests, each compared with the median of 8 memcpys of 2 MiB
+              right after it, between buffers larger than the cache. Null when there was no
+              large copy, and in deterministic mode, where time is virtual.
   leaks       what the device, the address space and the process hold more than before the run";
 
 /// Use more GPU memory than the card has.

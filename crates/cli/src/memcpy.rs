@@ -42,16 +42,21 @@ impl Memcpy {
         }
     }
 
-    /// Copies some pieces; bytes per second.
+    /// Copies some pieces; the median of their bytes per second, so that a piece during which
+    /// another process was running does not count.
     fn sample(&mut self) -> f64 {
         let parts = self.at..self.at + PIECE * PIECES_PER_SAMPLE;
         self.at = parts.end % self.from.len();
         let (from, to) = (&self.from[parts.clone()], &mut self.to[parts]);
-        let start = Instant::now();
-        for (from, to) in from.chunks_exact(PIECE).zip(to.chunks_exact_mut(PIECE)) {
-            black_box(&mut *to).copy_from_slice(black_box(from));
-        }
-        bandwidth(from.len() as u64, start.elapsed().as_nanos())
+        let pieces = from.chunks_exact(PIECE).zip(to.chunks_exact_mut(PIECE));
+        let mut speeds: Vec<f64> = pieces
+            .map(|(from, to)| {
+                let start = Instant::now();
+                black_box(&mut *to).copy_from_slice(black_box(from));
+                bandwidth(from.len() as u64, start.elapsed().as_nanos())
+            })
+            .collect();
+        median(&mut speeds).expect("a sample has pieces")
     }
 }
 
