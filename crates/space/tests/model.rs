@@ -64,7 +64,9 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     let insert = (1..24_u64, 1..8_u64, mode, span());
     prop_oneof![
-        4 => insert.prop_map(|(size, align, mode, window)| Op::Insert { size, align, mode, window }),
+        4 => insert.prop_map(|(size, align, mode, window)| {
+            Op::Insert { size, align, mode, window }
+        }),
         1 => span().prop_map(Op::Reserve),
         3 => any::<usize>().prop_map(Op::Remove),
     ]

@@ -1,8 +1,8 @@
 //! Workloads W1 to W7 and FILL, with the peers in the same process.
 //!
-//! `cargo bench -p vrampager-space` runs everything in a few minutes; `-- full` adds the largest
-//! sizes and longer traces; `-- W5` runs what starts with that name. `-- count W1/10k PEER` runs one
-//! trace once, for `callgrind.sh`.
+//! `cargo bench -p vrampager-space` runs everything in a few minutes; `-- full` runs longer
+//! traces and more rounds; `-- W5` runs what starts with that name. `-- count W1/10k PEER` runs
+//! one trace once, for `callgrind.sh`.
 #![expect(
     unsafe_code,
     reason = "the time stamp counter, mallinfo2 and the C++ peer have no safe interface"
@@ -182,7 +182,7 @@ impl Bench {
     }
 
     fn pairs(&self, most: usize) -> usize {
-        if self.full { most } else { most / 5 }
+        if self.full { most } else { most / 10 }
     }
 
     fn w1(&self) {
