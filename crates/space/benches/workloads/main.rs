@@ -291,7 +291,7 @@ impl Bench {
         let ratios = [1.02, 1.05, 1.08, 1.10, 1.15, 1.2, 1.3];
         let traces: Vec<Trace> = ratios
             .iter()
-            .map(|&ratio| traces::w3(ratio, self.pairs(1_000_000)))
+            .map(|&ratio| traces::w3(ratio, if self.full { 1_000_000 } else { 500_000 }))
             .collect();
         for entry in &entries {
             let failures: Vec<u64> = traces
