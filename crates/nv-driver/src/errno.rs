@@ -26,22 +26,39 @@ pub enum Errno {
 }
 
 impl Errno {
-    const NAMES: [(Self, i32, &'static str); 9] = [
-        (Self::Io, 5, "EIO"),
-        (Self::NxIo, 6, "ENXIO"),
-        (Self::BadF, 9, "EBADF"),
-        (Self::NoMem, 12, "ENOMEM"),
-        (Self::Fault, 14, "EFAULT"),
-        (Self::Busy, 16, "EBUSY"),
-        (Self::NoDev, 19, "ENODEV"),
-        (Self::Inval, 22, "EINVAL"),
-        (Self::Range, 34, "ERANGE"),
+    const NAMES: [(Self, &'static str); 9] = [
+        (Self::Io, "EIO"),
+        (Self::NxIo, "ENXIO"),
+        (Self::BadF, "EBADF"),
+        (Self::NoMem, "ENOMEM"),
+        (Self::Fault, "EFAULT"),
+        (Self::Busy, "EBUSY"),
+        (Self::NoDev, "ENODEV"),
+        (Self::Inval, "EINVAL"),
+        (Self::Range, "ERANGE"),
     ];
 
     /// The number, as in `errno.h` of Linux.
     #[must_use]
-    pub fn number(self) -> i32 {
-        self.row().1
+    pub const fn number(self) -> i32 {
+        match self {
+            Self::Io => 5,
+            Self::NxIo => 6,
+            Self::BadF => 9,
+            Self::NoMem => 12,
+            Self::Fault => 14,
+            Self::Busy => 16,
+            Self::NoDev => 19,
+            Self::Inval => 22,
+            Self::Range => 34,
+        }
+    }
+
+    /// The error of this number, if it is one of the driver's.
+    #[must_use]
+    pub fn numbered(number: i32) -> Option<Self> {
+        let mut known = Self::NAMES.iter().map(|(errno, _)| *errno);
+        known.find(|errno| errno.number() == number)
     }
 
     /// The error called `name`, such as `EINVAL`.
@@ -49,21 +66,15 @@ impl Errno {
     pub fn named(name: &str) -> Option<Self> {
         Self::NAMES
             .iter()
-            .find(|(_, _, known)| *known == name)
-            .map(|(errno, _, _)| *errno)
-    }
-
-    fn row(self) -> (Self, i32, &'static str) {
-        *Self::NAMES
-            .iter()
-            .find(|(errno, _, _)| *errno == self)
-            .expect("every error has a row in the table")
+            .find(|(_, known)| *known == name)
+            .map(|(errno, _)| *errno)
     }
 }
 
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().2)
+        let row = Self::NAMES.iter().find(|(errno, _)| errno == self);
+        f.write_str(row.expect("every error has a row in the table").1)
     }
 }
 
