@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Runs tinygrad's own NVIDIA back end, unchanged, against the simulated kernel driver.
 
-    python3 -m venv target/tinygrad && target/tinygrad/bin/pip install tinygrad==0.14.0
-    cargo build -p vrampager-nv-shim
-    target/debug/vrampager-sim-driver --sim gpus=2,vram=4G -- \
+    python3 -m venv target/tinygrad && target/tinygrad/bin/pip install -r scripts/requirements.txt
+    cargo build -p vrampager-nv-shim -p vrampager-cli
+    target/debug/vrampager sim-driver --sim gpus=2,vram=4G -- \
         target/tinygrad/bin/python scripts/tinygrad-smoke.py [--stress SECONDS] [--rounds N]
 
 Prints one JSON object; the exit status is 0 only if every promise holds. tinygrad must use its
 kernel-driver interface, not its mock.
 """
 import argparse
+import importlib.metadata
 import json
 import os
 import random
@@ -20,7 +21,6 @@ import time
 os.environ.setdefault("CACHEDB", os.path.join(tempfile.mkdtemp(), "cache.db"))
 os.environ["DEV"] = "NV"
 
-import tinygrad  # noqa: E402
 from tinygrad import Device  # noqa: E402
 from tinygrad.device import BufferSpec  # noqa: E402
 
@@ -143,7 +143,10 @@ def leaks_of_host_rounds(dev, rounds):
         buf = dev.allocator._alloc(4 * KIB, BufferSpec(host=True))
         dev.allocator._free(buf, BufferSpec(host=True))
     after = counters()
-    return {name: after[name] - before[name] for name in ("objects", "pins", "dma_maps", "uvm_ranges")}
+    left = {name: after[name] - before[name] for name in before}
+    mappings = ("cpu_maps", "dma_maps", "uvm_maps", "uvm_ranges")
+    return {"objects": left["objects"], "pins": left["pins"],
+            "mappings": sum(left[name] for name in mappings)}
 
 
 def speed(dev):
@@ -190,8 +193,8 @@ def main():
     one, two = Device["NV:0"], Device["NV:1"]
     interface = type(one.iface).__name__
     assert interface == "NVKIface", f"tinygrad uses {interface}"
-    result = {"version": tinygrad.__version__ if hasattr(tinygrad, "__version__") else None,
-              "interface": interface, "live": counters()}
+    result = {"version": importlib.metadata.version("tinygrad"), "interface": interface,
+              "live": counters()}
     every_kind_keeps_its_bytes(one)
     gpus_copy_to_one_another(one, two)
     result["gib_until_full"] = memory_runs_out_as_memory_error(two)

@@ -6,6 +6,9 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use vrampager_addr::parse_size;
 
+use crate::probe::ProbeArgs;
+use crate::sim_driver::SimDriverArgs;
+
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  all went well
@@ -61,6 +64,11 @@ pub(crate) enum Command {
     /// Try whether a device keeps the promises of the four contracts
     #[command(args_override_self = true, after_help = EXIT_CODES)]
     Accept(DeviceArgs),
+    /// Give a driver bad inputs, and compare its answers with those of the real one
+    #[command(args_override_self = true, after_help = EXIT_CODES)]
+    Probe(ProbeArgs),
+    /// Run a program with the simulated NVIDIA driver in front of it
+    SimDriver(SimDriverArgs),
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -74,7 +82,8 @@ impl Command {
         match self {
             Self::Swap(args) => args.device.json,
             Self::Info(args) | Self::Accept(args) => args.json,
-            Self::Completions { .. } => false,
+            Self::Probe(args) => args.json,
+            Self::SimDriver(_) | Self::Completions { .. } => false,
         }
     }
 }

@@ -6,8 +6,10 @@ mod device;
 mod exit;
 mod memcpy;
 mod model;
+mod probe;
 mod progress;
 mod report;
+mod sim_driver;
 mod state;
 mod swap;
 mod verify;
@@ -52,6 +54,8 @@ fn run(command: &Command) -> Result<(String, Option<Exit>), Failure> {
         }
         Command::Info(args) => device::info(args),
         Command::Accept(args) => device::accept(args),
+        Command::Probe(args) => probe::probe(args),
+        Command::SimDriver(args) => Err(sim_driver::launch(args)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "vrampager", &mut script);

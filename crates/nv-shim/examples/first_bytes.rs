@@ -1,8 +1,8 @@
 //! The shortest way to bytes in device memory: what any client of the kernel driver does first.
 //!
 //! ```text
-//! cargo build -p vrampager-nv-shim --examples
-//! target/debug/vrampager-sim-driver -- target/debug/examples/first_bytes
+//! cargo build -p vrampager-nv-shim -p vrampager-cli --lib --bins --examples
+//! target/debug/vrampager sim-driver -- target/debug/examples/first_bytes
 //! ```
 #![expect(
     unsafe_code,

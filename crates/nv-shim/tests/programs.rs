@@ -3,21 +3,31 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const LAUNCHER: &str = env!("CARGO_BIN_EXE_vrampager-sim-driver");
+/// The library, which cargo puts beside this test.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().expect("a test knows its file");
+    own.with_file_name("libvrampager_nv_shim.so")
+}
 
 fn example() -> PathBuf {
-    Path::new(LAUNCHER)
-        .with_file_name("examples")
-        .join("first_bytes")
+    let deps = library();
+    let target = deps.ancestors().nth(2).expect("the library is in a folder");
+    target.join("examples").join("first_bytes")
+}
+
+/// A program with the library in front of it.
+fn preloaded(machine: &str, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("LD_PRELOAD", library())
+        .env("LIBC_PATH", library())
+        .env("VRAMPAGER_SIM", machine);
+    command
 }
 
 fn run(machine: &str, program: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(LAUNCHER);
-    command
-        .args(["--sim", machine, "--"])
-        .arg(program)
-        .args(arguments);
-    command.output().expect("the launcher starts")
+    let output = preloaded(machine, program).args(arguments).output();
+    output.expect("the program starts")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -55,11 +65,8 @@ fn a_machine_that_cannot_be_read_is_no_device() {
 fn the_report_at_exit_counts_what_is_left() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
-    let status = Command::new(LAUNCHER)
-        .arg("--report")
-        .arg(&report)
-        .arg("--")
-        .arg(example())
+    let status = preloaded("", &example())
+        .env("VRAMPAGER_SIM_REPORT", &report)
         .output()
         .unwrap()
         .status;
