@@ -2,10 +2,12 @@
 //!
 //! - `tidy` checks what neither the compiler nor clippy does: the edges between crates, sizes,
 //!   leftovers, where unsafe code may stand.
+//! - `compare-tinygrad` runs tinygrad and our back end on the simulated driver.
 //! - `demo` fetches real models and swaps them on a simulated GPU that is too small for them.
 
 #![forbid(unsafe_code)]
 
+mod compare;
 mod demo;
 mod tidy;
 
@@ -17,6 +19,8 @@ usage: cargo xtask TASK
 
 tasks:
   tidy                check the house rules; prints each finding as path:line: rule: message
+  compare-tinygrad [--json]
+                      run tinygrad and our back end side by side on the simulated driver
   demo [-- ARGS]      swap real models on a simulated GPU; ARGS go to `vrampager swap`
 ";
 
@@ -28,6 +32,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match words.as_slice() {
         ["tidy"] => tidy::run(repository()),
+        ["compare-tinygrad"] => compare::run(repository(), compare::Format::Table),
+        ["compare-tinygrad", "--json"] => compare::run(repository(), compare::Format::Json),
         ["demo"] => demo::run(repository(), &[]),
         ["demo", "--", ..] => demo::run(repository(), &args[2..]),
         _ => {
