@@ -168,7 +168,8 @@ pub(crate) fn w6(full: bool) {
             names.into_iter().zip([ours, btree, rangemap])
         {
             println!(
-                "W6/{label:<9} {name:<24} ns reserve {reserve:.0} lookup {lookup:.0} chained {chain:.0} pair {pair:.0} free {free:.0}"
+                "W6/{label:<9} {name:<24} ns reserve {reserve:.0} lookup {lookup:.0} \
+                 chained {chain:.0} pair {pair:.0} free {free:.0}"
             );
         }
         print_ratio(

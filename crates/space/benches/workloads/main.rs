@@ -1,8 +1,9 @@
 //! Workloads W1 to W7 and FILL, with the peers in the same process.
 //!
 //! `cargo bench -p vrampager-space` runs everything in a few minutes; `-- full` runs longer
-//! traces and more rounds; `-- W5` runs what starts with that name. `-- count W1/10k PEER` runs
-//! one trace once, for `callgrind.sh`.
+//! traces and more rounds; `-- W5` runs what starts with that name; `--features vma` adds the
+//! Vulkan Memory Allocator, which is C++. `-- count W1/10k PEER` runs one trace once, for
+//! `callgrind.sh`.
 #![expect(
     unsafe_code,
     reason = "the time stamp counter, mallinfo2 and the C++ peer have no safe interface"
@@ -22,9 +23,11 @@ mod traces;
 mod va;
 
 use measure::{Run, Shadow};
+#[cfg(feature = "vma")]
+use peers::vma::Vma;
 use peers::{
     BTreeBest, BTreeFirst, BuddySystem, Null, Offset, OurBuddy, Peer, RangeAlloc, RangeBest,
-    RangeEvict, RangeLow, SubFast, SubTight, Vma,
+    RangeEvict, RangeLow, SubFast, SubTight,
 };
 use traces::Trace;
 
@@ -158,7 +161,8 @@ impl Bench {
             f64::from(least[index]) * self.tick
         };
         print!(
-            "{:<12} {:<24} ns/op {ns:>7.1} p50 {:>6.0} p99 {:>6.0} p99.9 {:>6.0} worst {:>8.0} B/live {:>6.1} fail {}",
+            "{:<12} {:<24} ns/op {ns:>7.1} p50 {:>6.0} p99 {:>6.0} p99.9 {:>6.0} \
+             worst {:>8.0} B/live {:>6.1} fail {}",
             trace.name,
             entry.name,
             at(0.5),
@@ -210,9 +214,10 @@ impl Bench {
                 entry::<RangeLow>(),
                 entry::<RangeBest>(),
                 entry::<Offset>(),
-                entry::<Vma>(),
                 entry::<BTreeBest>(),
             ];
+            #[cfg(feature = "vma")]
+            entries.push(entry::<Vma>());
             if live == 10_000 {
                 entries.push(entry::<RangeAlloc>());
             }
@@ -265,6 +270,7 @@ impl Bench {
                 entry::<RangeLow>(),
                 entry::<RangeEvict>(),
                 entry::<Offset>(),
+                #[cfg(feature = "vma")]
                 entry::<Vma>(),
                 entry::<BTreeBest>(),
                 entry::<RangeAlloc>(),
@@ -385,6 +391,7 @@ impl Bench {
         fill_row::<OurBuddy>(seeds, None);
         fill_row::<BTreeBest>(seeds, None);
         fill_row::<Offset>(seeds, None);
+        #[cfg(feature = "vma")]
         fill_row::<Vma>(seeds, None);
         fill_row::<BuddySystem>(seeds, None);
     }
@@ -429,6 +436,7 @@ fn count(workload: &str, peer: &str) {
         entry::<RangeBest>(),
         entry::<OurBuddy>(),
         entry::<Offset>(),
+        #[cfg(feature = "vma")]
         entry::<Vma>(),
         entry::<BTreeBest>(),
         entry::<BuddySystem>(),

@@ -302,55 +302,61 @@ impl Peer for BTreeFirst {
     }
 }
 
-/// The virtual block of the Vulkan Memory Allocator, in its default (TLSF) mode.
-pub(crate) struct Vma(vk_mem::VirtualBlock);
+/// A peer in C++, behind a feature because building it needs a compiler for that.
+#[cfg(feature = "vma")]
+pub(crate) mod vma {
+    use super::{Op, Peer, Trace};
 
-/// A handle of a virtual block, which its crate does not let one copy.
-#[derive(Clone, Copy)]
-pub(crate) struct VmaLive {
-    start: u64,
-    handle: u64,
-}
+    /// The virtual block of the Vulkan Memory Allocator, in its default (TLSF) mode.
+    pub(crate) struct Vma(vk_mem::VirtualBlock);
 
-impl Peer for Vma {
-    const NAME: &'static str = "VMA virtual block";
-    type Live = VmaLive;
-    fn new(trace: &Trace) -> Self {
-        let info = vk_mem::VirtualBlockCreateInfo {
-            size: trace.pages,
-            flags: vk_mem::VirtualBlockCreateFlags::empty(),
-            allocation_callbacks: None,
-        };
-        Self(vk_mem::VirtualBlock::new(info).expect("host memory"))
+    /// A handle of a virtual block, which its crate does not let one copy.
+    #[derive(Clone, Copy)]
+    pub(crate) struct VmaLive {
+        start: u64,
+        handle: u64,
     }
-    fn alloc(&mut self, op: Op) -> Option<VmaLive> {
-        let info = vk_mem::VirtualAllocationCreateInfo {
-            size: u64::from(op.pages),
-            alignment: u64::from(op.align),
-            flags: vk_mem::VirtualAllocationCreateFlags::empty(),
-            user_data: 0,
-        };
-        // SAFETY: the size is not zero and the alignment a power of two.
-        let (handle, start) = unsafe { self.0.allocate(info) }.ok()?;
-        // SAFETY: the handle is a plain 64-bit number in a newtype without drop glue.
-        let handle = unsafe { std::mem::transmute::<vk_mem::VirtualAllocation, u64>(handle) };
-        Some(VmaLive { start, handle })
-    }
-    fn free(&mut self, live: VmaLive, _: u32) {
-        // SAFETY: the inverse of the conversion in `alloc`.
-        let mut handle =
-            unsafe { std::mem::transmute::<u64, vk_mem::VirtualAllocation>(live.handle) };
-        // SAFETY: the handle came from this block and is freed once.
-        unsafe { self.0.free(&mut handle) };
-    }
-    fn start(live: &VmaLive) -> u64 {
-        live.start
-    }
-}
 
-impl Drop for Vma {
-    fn drop(&mut self) {
-        // SAFETY: no handle is used after this.
-        unsafe { self.0.clear() };
+    impl Peer for Vma {
+        const NAME: &'static str = "VMA virtual block";
+        type Live = VmaLive;
+        fn new(trace: &Trace) -> Self {
+            let info = vk_mem::VirtualBlockCreateInfo {
+                size: trace.pages,
+                flags: vk_mem::VirtualBlockCreateFlags::empty(),
+                allocation_callbacks: None,
+            };
+            Self(vk_mem::VirtualBlock::new(info).expect("host memory"))
+        }
+        fn alloc(&mut self, op: Op) -> Option<VmaLive> {
+            let info = vk_mem::VirtualAllocationCreateInfo {
+                size: u64::from(op.pages),
+                alignment: u64::from(op.align),
+                flags: vk_mem::VirtualAllocationCreateFlags::empty(),
+                user_data: 0,
+            };
+            // SAFETY: the size is not zero and the alignment a power of two.
+            let (handle, start) = unsafe { self.0.allocate(info) }.ok()?;
+            // SAFETY: the handle is a plain 64-bit number in a newtype without drop glue.
+            let handle = unsafe { std::mem::transmute::<vk_mem::VirtualAllocation, u64>(handle) };
+            Some(VmaLive { start, handle })
+        }
+        fn free(&mut self, live: VmaLive, _: u32) {
+            // SAFETY: the inverse of the conversion in `alloc`.
+            let mut handle =
+                unsafe { std::mem::transmute::<u64, vk_mem::VirtualAllocation>(live.handle) };
+            // SAFETY: the handle came from this block and is freed once.
+            unsafe { self.0.free(&mut handle) };
+        }
+        fn start(live: &VmaLive) -> u64 {
+            live.start
+        }
+    }
+
+    impl Drop for Vma {
+        fn drop(&mut self) {
+            // SAFETY: no handle is used after this.
+            unsafe { self.0.clear() };
+        }
     }
 }

@@ -60,7 +60,8 @@ where
     };
     let (one, shared, sharded) = (best(1, 1), best(2, 1), best(2, 2));
     println!(
-        "W7           {:<24} Mops/s 1 thread {one:.1}, 2 threads 1 lock {shared:.1}, 2 shards {sharded:.1}",
+        "W7           {:<24} Mops/s 1 thread {one:.1}, 2 threads 1 lock {shared:.1}, \
+         2 shards {sharded:.1}",
         P::NAME
     );
     sharded / one

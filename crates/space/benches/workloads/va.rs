@@ -42,7 +42,8 @@ fn swaps(lag: u64, measured: usize) {
     let stats = space.stats();
     let of = |bytes: u64| bytes as f64 / budget as f64;
     println!(
-        "VA/W3        fences {lag} swaps late: live and quarantined at most {:.3}, highest address {:.3} of the budget; {} holes, {swap} swaps",
+        "VA/W3        fences {lag} swaps late: live and quarantined at most {:.3}, highest address \
+         {:.3} of the budget; {} holes, {swap} swaps",
         of(stats.high_water),
         of(highest),
         stats.holes
