@@ -42,7 +42,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// Bytes of the memory that a [`Nodes`] has for its caller: parameters, then [`PAGES`].
+/// Bytes of the memory that a [`Nodes`] has for its caller: parameters, then pages to pin.
 pub const MEMORY_BYTES: usize = PAGES + (1 << 20);
 /// Where pages to be pinned start in that memory.
 pub(crate) const PAGES: usize = 64 << 10;
