@@ -35,14 +35,8 @@ impl Device {
     /// idle victim, then whatever is worth waiting for. `depth` counts domains that overflow into
     /// one another, and never exceeds their number (TTM `recrusive_evict`).
     pub(crate) fn make_room(&mut self, id: TaskId, obstacle: &Obstacle, depth: usize) -> Room {
-        let reached = |device: &Self, ghost: &Ghost| {
-            ghost
-                .fences
-                .iter()
-                .all(|&fence| device.reached.contains(fence))
-        };
         if let Some(at) =
-            self.find_ghost(|device, ghost| helps(ghost, obstacle) && reached(device, ghost))
+            self.find_ghost(|device, ghost| helps(ghost, obstacle) && device.is_ripe(ghost))
         {
             return Room::Job(Box::new(self.reap_job(at)));
         }
@@ -221,23 +215,21 @@ impl Device {
         stopped || self.reached.contains(fence)
     }
 
+    /// Whether a ghost can come back without waiting.
+    fn is_ripe(&self, ghost: &Ghost) -> bool {
+        ghost.fences.iter().all(|&fence| self.is_over(fence))
+    }
+
     /// Whether some released memory can come back without waiting.
     #[must_use]
     pub fn has_ripe_ghost(&self) -> bool {
-        let over = |ghost: &Ghost| ghost.fences.iter().all(|&fence| self.is_over(fence));
-        self.ghosts.iter().any(over)
+        self.ghosts.iter().any(|ghost| self.is_ripe(ghost))
     }
 
     /// Takes the oldest ghost that `wanted` accepts, those whose fences are over first.
     pub(crate) fn take_ghost(&mut self, wanted: impl Fn(&Ghost) -> bool) -> Option<Job> {
-        let over = |device: &Self, ghost: &Ghost| {
-            ghost
-                .fences
-                .iter()
-                .all(|&fence| device.reached.contains(fence))
-        };
         let at = self
-            .find_ghost(|device, ghost| wanted(ghost) && over(device, ghost))
+            .find_ghost(|device, ghost| wanted(ghost) && device.is_ripe(ghost))
             .or_else(|| self.find_ghost(|_, ghost| wanted(ghost)))?;
         Some(self.reap_job(at))
     }
