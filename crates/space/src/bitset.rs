@@ -1,9 +1,9 @@
 //! Sets of integers with ordered search, in a 64-ary tree of summary words.
 
-use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use crate::SpaceError;
+use crate::ordered::OrderedMap;
 
 /// The largest dense universe: 2^28 members cost 32 MiB.
 pub(crate) const DENSE_LIMIT: u64 = 1 << 28;
@@ -32,9 +32,10 @@ fn high_bit(word: u64) -> usize {
 }
 
 impl BitTree {
-    fn new(universe: usize) -> Result<Self, SpaceError> {
+    /// An empty set over `0..universe`.
+    pub(crate) fn new(universe: u64) -> Result<Self, SpaceError> {
         let mut starts = [0; DEPTH];
-        let (mut total, mut depth, mut words) = (0, 0, universe.div_ceil(64).max(1));
+        let (mut total, mut depth, mut words) = (0, 0, dense(universe).div_ceil(64).max(1));
         loop {
             starts[depth] = total;
             total += words;
@@ -52,12 +53,13 @@ impl BitTree {
     }
 
     #[inline]
-    fn contains(&self, index: usize) -> bool {
-        self.words[index >> 6] >> (index & 63) & 1 != 0
+    pub(crate) fn contains(&self, index: u64) -> bool {
+        self.words[dense(index >> 6)] >> (index & 63) & 1 != 0
     }
 
     #[inline]
-    fn insert(&mut self, mut index: usize) {
+    pub(crate) fn insert(&mut self, index: u64) {
+        let mut index = dense(index);
         for &start in &self.starts[..self.depth] {
             let word = &mut self.words[start + (index >> 6)];
             let old = *word;
@@ -69,9 +71,10 @@ impl BitTree {
         }
     }
 
-    /// Whether the set is empty afterwards.
+    /// Removes a member. Returns whether the set is empty afterwards.
     #[inline]
-    fn remove(&mut self, mut index: usize) -> bool {
+    pub(crate) fn remove(&mut self, index: u64) -> bool {
+        let mut index = dense(index);
         for &start in &self.starts[..self.depth] {
             let word = &mut self.words[start + (index >> 6)];
             *word &= !(1 << (index & 63));
@@ -84,29 +87,31 @@ impl BitTree {
     }
 
     #[inline]
-    fn descend_low(&self, mut level: usize, mut index: usize) -> usize {
+    fn descend_low(&self, mut level: usize, mut index: usize) -> u64 {
         while level > 0 {
             level -= 1;
             index = index << 6 | low_bit(self.words[self.starts[level] + index]);
         }
-        index
+        wide(index)
     }
 
-    fn descend_high(&self, mut level: usize, mut index: usize) -> usize {
+    fn descend_high(&self, mut level: usize, mut index: usize) -> u64 {
         while level > 0 {
             level -= 1;
             index = index << 6 | high_bit(self.words[self.starts[level] + index]);
         }
-        index
+        wide(index)
     }
 
-    /// The smallest member; there is one.
+    /// The smallest member of a set that is not empty; any number of one that is.
     #[inline]
-    fn first(&self) -> usize {
+    pub(crate) fn first(&self) -> u64 {
         self.descend_low(self.depth, 0)
     }
 
-    fn next(&self, mut from: usize) -> Option<usize> {
+    /// The smallest member at or above `from`.
+    pub(crate) fn next(&self, from: u64) -> Option<u64> {
+        let mut from = usize::try_from(from).ok()?;
         for level in 0..self.depth {
             let at = from >> 6;
             if at >= self.level_len(level) {
@@ -121,8 +126,10 @@ impl BitTree {
         None
     }
 
-    fn prev(&self, from: usize) -> Option<usize> {
-        let mut from = from.min((self.level_len(0) << 6) - 1);
+    /// The greatest member at or below `from`.
+    pub(crate) fn prev(&self, from: u64) -> Option<u64> {
+        let last = (self.level_len(0) << 6) - 1;
+        let mut from = usize::try_from(from).map_or(last, |from| from.min(last));
         for level in 0..self.depth {
             let at = from >> 6;
             let rest = self.words[self.starts[level] + at] & (u64::MAX >> (63 - (from & 63)));
@@ -132,6 +139,10 @@ impl BitTree {
             from = at.checked_sub(1)?;
         }
         None
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u64>()
     }
 
     fn level_len(&self, level: usize) -> usize {
@@ -153,13 +164,6 @@ fn zeroes(count: usize) -> Result<Vec<u64>, SpaceError> {
     Ok(words)
 }
 
-/// A set of `u64`, dense where its universe is small enough.
-#[derive(Clone, Debug)]
-pub(crate) enum BitSet {
-    Dense(BitTree),
-    Sparse(BTreeSet<u64>),
-}
-
 #[inline]
 fn dense(index: u64) -> usize {
     #[expect(
@@ -175,116 +179,37 @@ fn wide(index: usize) -> u64 {
     index as u64
 }
 
-impl BitSet {
-    /// An empty set over `0..universe`, dense up to `limit` members.
-    pub(crate) fn new(universe: u64, limit: u64) -> Result<Self, SpaceError> {
-        if universe > limit {
-            return Ok(Self::Sparse(BTreeSet::new()));
-        }
-        BitTree::new(dense(universe)).map(Self::Dense)
-    }
-
-    #[inline]
-    pub(crate) fn contains(&self, index: u64) -> bool {
-        match self {
-            Self::Dense(tree) => tree.contains(dense(index)),
-            Self::Sparse(set) => set.contains(&index),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn insert(&mut self, index: u64) {
-        match self {
-            Self::Dense(tree) => tree.insert(dense(index)),
-            Self::Sparse(set) => {
-                set.insert(index);
-            }
-        }
-    }
-
-    /// Removes a member. Returns whether the set is empty afterwards.
-    #[inline]
-    pub(crate) fn remove(&mut self, index: u64) -> bool {
-        match self {
-            Self::Dense(tree) => tree.remove(dense(index)),
-            Self::Sparse(set) => {
-                set.remove(&index);
-                set.is_empty()
-            }
-        }
-    }
-
-    /// The smallest member of a set that is not empty.
-    ///
-    /// # Panics
-    /// When a sparse set is empty; a dense one gives any number then.
-    #[inline]
-    pub(crate) fn first(&self) -> u64 {
-        match self {
-            Self::Dense(tree) => wide(tree.first()),
-            Self::Sparse(set) => *set.first().expect("the caller knows a member"),
-        }
-    }
-
-    /// The smallest member at or above `from`.
-    #[inline]
-    pub(crate) fn next(&self, from: u64) -> Option<u64> {
-        match self {
-            Self::Dense(tree) => tree.next(usize::try_from(from).ok()?).map(wide),
-            Self::Sparse(set) => set.range(from..).next().copied(),
-        }
-    }
-
-    /// The greatest member at or below `from`.
-    #[inline]
-    pub(crate) fn prev(&self, from: u64) -> Option<u64> {
-        match self {
-            Self::Dense(tree) => tree
-                .prev(usize::try_from(from).unwrap_or(usize::MAX))
-                .map(wide),
-            Self::Sparse(set) => set.range(..=from).next_back().copied(),
-        }
-    }
-
-    pub(crate) fn clear(&mut self) {
-        match self {
-            Self::Dense(tree) => tree.words.fill(0),
-            Self::Sparse(set) => set.clear(),
-        }
-    }
-
-    /// Bytes of host memory held; an estimate for a sparse set.
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Self::Dense(tree) => tree.words.capacity() * size_of::<u64>(),
-            Self::Sparse(set) => set.len() * 2 * size_of::<u64>(),
-        }
-    }
-}
-
 /// One bit per number, without order: where a search is not needed.
 #[derive(Clone, Debug)]
 pub(crate) enum Flags {
     Dense(Vec<u64>),
-    Sparse(BTreeSet<u64>),
+    Listed(OrderedMap<u64, ()>),
 }
 
 impl Flags {
-    /// All clear over `0..universe`, dense up to `limit` numbers.
-    pub(crate) fn new(universe: u64, limit: u64) -> Result<Self, SpaceError> {
-        if universe > limit {
-            return Ok(Self::Sparse(BTreeSet::new()));
-        }
+    /// All clear over `0..universe`.
+    pub(crate) fn with_bits(universe: u64) -> Result<Self, SpaceError> {
         zeroes(dense(universe).div_ceil(64)).map(Self::Dense)
+    }
+
+    /// All clear, without memory for those that could be set.
+    pub(crate) const fn with_list() -> Self {
+        Self::Listed(OrderedMap::new())
+    }
+
+    /// Makes sure that one more flag can be set.
+    pub(crate) fn reserve(&mut self) -> Result<(), SpaceError> {
+        match self {
+            Self::Dense(_) => Ok(()),
+            Self::Listed(set) => set.reserve(1),
+        }
     }
 
     #[inline]
     pub(crate) fn set(&mut self, index: u64) {
         match self {
             Self::Dense(words) => words[dense(index >> 6)] |= 1 << (index & 63),
-            Self::Sparse(set) => {
-                set.insert(index);
-            }
+            Self::Listed(set) => set.insert(index, ()),
         }
     }
 
@@ -292,7 +217,7 @@ impl Flags {
     pub(crate) fn get(&self, index: u64) -> bool {
         match self {
             Self::Dense(words) => words[dense(index >> 6)] >> (index & 63) & 1 != 0,
-            Self::Sparse(set) => set.contains(&index),
+            Self::Listed(set) => set.contains(index),
         }
     }
 
@@ -306,27 +231,28 @@ impl Flags {
                 *word = old & !(1 << (index & 63));
                 old != *word
             }
-            Self::Sparse(set) => set.remove(&index),
+            Self::Listed(set) => set.remove(index).is_some(),
         }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         let (words, set) = match self {
             Self::Dense(words) => (words.as_slice(), None),
-            Self::Sparse(set) => ([].as_slice(), Some(set)),
+            Self::Listed(set) => ([].as_slice(), Some(set)),
         };
         let bits = words.iter().enumerate().flat_map(|(at, &word)| {
             (0..64)
                 .filter(move |bit| word >> bit & 1 != 0)
                 .map(move |bit| wide(at) << 6 | bit)
         });
-        bits.chain(set.into_iter().flatten().copied())
+        let listed = set.into_iter().flat_map(OrderedMap::iter);
+        bits.chain(listed.map(|(index, ())| index))
     }
 
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Dense(words) => words.capacity() * size_of::<u64>(),
-            Self::Sparse(set) => set.len() * 2 * size_of::<u64>(),
+            Self::Listed(set) => set.bytes(),
         }
     }
 }

@@ -23,6 +23,7 @@ mod bitset;
 mod buddy;
 mod error;
 mod offsets;
+mod ordered;
 mod range;
 mod sub;
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Fake mmap offsets: a number in a file that stands for a buffer.
 
-use alloc::collections::BTreeMap;
 use core::fmt;
 
 use vrampager_addr::{PAGE_SIZE, Span};
 
+use crate::ordered::OrderedMap;
 use crate::{Mode, Range, RangeAllocator, RangeRequest, SpaceError};
 
 /// The client was not granted access to the buffer behind an offset.
@@ -27,10 +27,11 @@ impl core::error::Error for AccessDenied {}
 #[derive(Clone, Debug)]
 pub struct FakeOffsets {
     ranges: RangeAllocator,
-    by_object: BTreeMap<u64, Span>,
-    by_start: BTreeMap<u64, u64>,
+    /// Start and length, by object.
+    by_object: OrderedMap<u64, (u64, u64)>,
+    by_start: OrderedMap<u64, u64>,
     /// Grants per object and client.
-    grants: BTreeMap<(u64, u64), u64>,
+    grants: OrderedMap<(u64, u64), u64>,
 }
 
 /// First page of the offset space: the first above 4 GiB.
@@ -50,9 +51,9 @@ impl FakeOffsets {
         let span = Span::new(FIRST_PAGE * PAGE_SIZE, PAGES * PAGE_SIZE);
         Self {
             ranges: RangeAllocator::new(span.expect("the offset space fits 64 bits")),
-            by_object: BTreeMap::new(),
-            by_start: BTreeMap::new(),
-            grants: BTreeMap::new(),
+            by_object: OrderedMap::new(),
+            by_start: OrderedMap::new(),
+            grants: OrderedMap::new(),
         }
     }
 
@@ -60,9 +61,10 @@ impl FakeOffsets {
     /// keeps them, whatever the size.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] for size 0 or beyond 64 bits, [`SpaceError::NoSpace`].
+    /// [`SpaceError::Invalid`] for size 0 or beyond 64 bits, [`SpaceError::NoSpace`],
+    /// [`SpaceError::MetadataExhausted`].
     pub fn add(&mut self, object: u64, size: u64) -> Result<Span, SpaceError> {
-        if let Some(&span) = self.by_object.get(&object) {
+        if let Some(span) = self.offsets(object) {
             return Ok(span);
         }
         let invalid = SpaceError::Invalid {
@@ -70,26 +72,29 @@ impl FakeOffsets {
             value: size,
         };
         let rounded = size.checked_next_multiple_of(PAGE_SIZE).ok_or(invalid)?;
+        self.by_object.reserve(1)?;
+        self.by_start.reserve(1)?;
         let span = self
             .ranges
             .insert(&RangeRequest::new(rounded).mode(Mode::Best))?;
-        self.by_object.insert(object, span);
+        self.by_object.insert(object, (span.start(), span.len()));
         self.by_start.insert(span.start(), object);
         Ok(span)
     }
 
     /// Takes the offsets of `object` away, if it has any.
     pub fn remove(&mut self, object: u64) {
-        if let Some(span) = self.by_object.remove(&object) {
-            self.by_start.remove(&span.start());
-            self.ranges.remove(span.start());
+        if let Some((start, _)) = self.by_object.remove(object) {
+            self.by_start.remove(start);
+            self.ranges.remove(start);
         }
     }
 
     /// The offsets of `object`.
     #[must_use]
     pub fn offsets(&self, object: u64) -> Option<Span> {
-        self.by_object.get(&object).copied()
+        let (start, len) = self.by_object.get(object)?;
+        Span::new(start, len)
     }
 
     /// The object whose offsets hold all `len` bytes from `start`, and those offsets.
@@ -97,8 +102,8 @@ impl FakeOffsets {
     pub fn lookup(&self, start: u64, len: u64) -> Option<(u64, Span)> {
         let wanted = Span::new(start, len)?;
         let Range { span, .. } = self.ranges.find(start)?;
-        span.covers(wanted)
-            .then(|| (self.by_start[&span.start()], span))
+        let object = self.by_start.get(span.start())?;
+        span.covers(wanted).then_some((object, span))
     }
 
     /// As [`lookup`](Self::lookup), but only if the object's offsets begin at `start`.
@@ -110,36 +115,80 @@ impl FakeOffsets {
     }
 
     /// Grants `client` access to `object` once more: each grant needs a revocation.
-    pub fn allow(&mut self, object: u64, client: u64) {
-        *self.grants.entry((object, client)).or_insert(0) += 1;
+    ///
+    /// # Errors
+    /// [`SpaceError::MetadataExhausted`], only if the client has no grant yet.
+    pub fn allow(&mut self, object: u64, client: u64) -> Result<(), SpaceError> {
+        if let Some(count) = self.grants.get_mut((object, client)) {
+            *count += 1;
+            return Ok(());
+        }
+        self.allow_once(object, client)
     }
 
     /// Makes sure that `client` has access, without counting.
-    pub fn allow_once(&mut self, object: u64, client: u64) {
-        self.grants.entry((object, client)).or_insert(1);
+    ///
+    /// # Errors
+    /// As [`allow`](Self::allow).
+    pub fn allow_once(&mut self, object: u64, client: u64) -> Result<(), SpaceError> {
+        if !self.is_allowed(object, client) {
+            self.grants.reserve(1)?;
+            self.grants.insert((object, client), 1);
+        }
+        Ok(())
     }
 
     /// Takes one grant back. Unknown clients have none to lose.
     pub fn revoke(&mut self, object: u64, client: u64) {
-        if let Some(count) = self.grants.get_mut(&(object, client)) {
+        if let Some(count) = self.grants.get_mut((object, client)) {
             *count -= 1;
             if *count == 0 {
-                self.grants.remove(&(object, client));
+                self.grants.remove((object, client));
             }
         }
     }
 
     /// Forgets every grant for `object`, as when it is destroyed.
     pub fn revoke_all(&mut self, object: u64) {
-        while let Some((&key, _)) = self.grants.range((object, 0)..=(object, u64::MAX)).next() {
-            self.grants.remove(&key);
+        while let Some((key, _)) = self
+            .grants
+            .next((object, 0))
+            .filter(|(key, _)| key.0 == object)
+        {
+            self.grants.remove(key);
         }
     }
 
     /// Whether `client` has a grant.
     #[must_use]
     pub fn is_allowed(&self, object: u64, client: u64) -> bool {
-        self.grants.contains_key(&(object, client))
+        self.grants.contains((object, client))
+    }
+
+    /// Bytes of host memory held for records: in proportion to the most objects and the most
+    /// grants there ever were.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        self.ranges.metadata_bytes()
+            + self.by_object.bytes()
+            + self.by_start.bytes()
+            + self.grants.bytes()
+    }
+
+    /// Compares all records with one another; for tests, O(n log n).
+    ///
+    /// # Panics
+    /// When they disagree.
+    pub fn check(&self) {
+        self.ranges.check();
+        let objects = [self.by_object.len(), self.by_start.len()];
+        assert_eq!(objects, [self.ranges.len(); 2], "one range per object");
+        for (object, (start, len)) in self.by_object.iter() {
+            assert_eq!(self.by_start.get(start), Some(object));
+            let range = self.ranges.find(start).map(|range| range.span);
+            assert_eq!(range, Span::new(start, len), "offsets of {object}");
+        }
+        assert!(self.grants.iter().all(|(_, count)| count > 0));
     }
 
     /// [`is_allowed`](Self::is_allowed) as a result, for the path of an mmap call.

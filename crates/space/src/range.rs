@@ -130,7 +130,7 @@ pub type GapRule = fn(u32, u32) -> u64;
 pub struct RangeAllocator {
     span: Span,
     gap: Option<GapRule>,
-    /// Absent when the span is empty.
+    /// Absent until the first insertion, and for good when the span is empty.
     tree: Option<Tree>,
     /// Made by the first request that needs it.
     index: Option<HoleIndex>,
@@ -139,14 +139,14 @@ pub struct RangeAllocator {
 }
 
 impl RangeAllocator {
-    /// An empty space. The span may start anywhere and be empty.
+    /// An empty space. The span may start anywhere and be empty. Takes no host memory before the
+    /// first insertion.
     #[must_use]
-    pub fn new(span: Span) -> Self {
-        let tree = (!span.is_empty()).then(|| Tree::new(span.start(), span.end()));
+    pub const fn new(span: Span) -> Self {
         Self {
             span,
             gap: None,
-            tree,
+            tree: None,
             index: None,
             len: 0,
             free: span.len(),
@@ -177,7 +177,7 @@ impl RangeAllocator {
     /// Length of the longest hole.
     #[must_use]
     pub fn largest_hole(&self) -> u64 {
-        self.tree.as_ref().map_or(0, Tree::longest)
+        self.tree.as_ref().map_or(self.span.len(), Tree::longest)
     }
 
     /// Number of live ranges.
@@ -208,11 +208,23 @@ impl RangeAllocator {
     fn segments(&self) -> impl Iterator<Item = Segment> + '_ {
         let tree = self.tree.as_ref();
         let mut next = tree.map(|tree| tree.seek(self.span.start()));
-        core::iter::from_fn(move || {
+        let untouched = (tree.is_none() && !self.span.is_empty()).then(|| self.one_hole());
+        let inside = core::iter::from_fn(move || {
             let (tree, path) = (tree?, next.take()?);
             next = tree.next(&path);
             Some(tree.segment(&path))
-        })
+        });
+        untouched.into_iter().chain(inside)
+    }
+
+    /// What a space without a tree consists of.
+    fn one_hole(&self) -> Segment {
+        Segment {
+            start: self.span.start(),
+            end: self.span.end(),
+            val: 0,
+            hole: true,
+        }
     }
 
     /// Holes in address order.
@@ -346,6 +358,34 @@ impl RangeAllocator {
         }
     }
 
+    /// Makes sure that the next [`isolate`](Self::isolate) needs no memory.
+    pub(crate) fn reserve_isolation(&mut self) -> Result<(), SpaceError> {
+        self.tree.as_mut().map_or(Ok(()), Tree::reserve_cuts)
+    }
+
+    /// Makes `span`, which lies inside one live range, a live range of its own. What lies in
+    /// front and behind keeps its colour. The caller has reserved.
+    pub(crate) fn isolate(&mut self, span: Span, color: u32) {
+        let tree = self.tree.as_mut().expect("a live range is in the tree");
+        let path = tree.seek(span.start());
+        let whole = tree.segment(&path);
+        assert!(
+            !whole.hole && span.end() <= whole.end,
+            "{span:?} is not inside one live range"
+        );
+        if span.start() > whole.start {
+            tree.cut(&path, span.start(), color);
+            self.len += 1;
+        } else {
+            tree.set_val(&path, color);
+        }
+        if span.end() < whole.end {
+            let path = tree.seek(span.start());
+            tree.cut(&path, span.end(), whole.val);
+            self.len += 1;
+        }
+    }
+
     /// Gives a live range another colour, in its place. Returns the old colour.
     pub fn replace(&mut self, start: u64, color: u32) -> Option<u32> {
         let old = self
@@ -412,8 +452,11 @@ impl RangeAllocator {
 
     #[inline]
     fn lookup(&self, address: u64) -> Option<Segment> {
-        let tree = self.tree.as_ref().filter(|_| self.span.contains(address))?;
-        Some(tree.lookup(address))
+        if !self.span.contains(address) {
+            return None;
+        }
+        let tree = self.tree.as_ref();
+        Some(tree.map_or_else(|| self.one_hole(), |tree| tree.lookup(address)))
     }
 
     fn window(&self, within: Option<Span>) -> Result<Span, SpaceError> {
@@ -440,8 +483,14 @@ impl RangeAllocator {
     /// Gets the memory that an insertion, and the removal of what it inserts, may need.
     #[inline]
     fn prepare(&mut self, mode: Mode) -> Result<(), SpaceError> {
-        if let Some(tree) = &mut self.tree {
-            tree.reserve()?;
+        match &mut self.tree {
+            Some(tree) => tree.reserve()?,
+            None if self.span.is_empty() => {}
+            None => {
+                let mut tree = Tree::new(self.span.start(), self.span.end())?;
+                tree.reserve()?;
+                self.tree = Some(tree);
+            }
         }
         // n ranges have at most n + 1 holes around them, and this makes one range more.
         let holes = self.len + 3;

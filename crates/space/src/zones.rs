@@ -1,12 +1,17 @@
 //! Named zones of virtual addresses, with quarantine and generations.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+mod records;
+#[cfg(test)]
+mod tests;
+
 use alloc::vec::Vec;
 
 use vrampager_addr::Span;
 
 use crate::error::fragmentation_permille;
+use crate::ordered::OrderedMap;
 use crate::{Mode, RangeAllocator, RangeRequest, SpaceError};
+use records::{Record, Records};
 
 /// A point on a timeline, which begins at 0: reached once the timeline's value is at least
 /// `value`.
@@ -72,22 +77,16 @@ impl VaStats {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Live,
-    /// Waits for its fence.
-    Retired,
-    /// Past its fence; only its own generation may use it.
-    Parked,
-}
+/// Owner of the ranges that belong to no generation.
+const SHARED_OWNER: u32 = u32::MAX;
 
-#[derive(Clone, Copy, Debug)]
-struct Carved {
-    len: u64,
-    zone: usize,
-    generation: u32,
-    state: State,
-}
+/// Colour, in the tree of a zone, of what a generation owns; with its number. Ranges of no
+/// generation bear the number of their record instead.
+const OWNED: u32 = 1 << 31;
+
+/// Colour of what is never handed out: windows in a zone, and, to a generation, all that it does
+/// not own.
+const BLOCKED: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 struct Pool {
@@ -116,14 +115,29 @@ impl Pool {
     }
 }
 
-/// A plugin generation, while it holds addresses or may still ask for some.
-#[derive(Clone, Debug, Default)]
-struct Generation {
+/// A plugin generation, while it holds addresses.
+#[derive(Clone, Debug)]
+struct Owner {
+    generation: u32,
     /// Ranges live or waiting for a fence.
     busy: usize,
     closed: bool,
-    /// Zone and start of its parked ranges.
-    parked: BTreeSet<(usize, u64)>,
+    /// One view of each zone, in which the holes are what the generation has parked. What it
+    /// owns and uses is live there, and so is everything else.
+    views: Vec<RangeAllocator>,
+}
+
+impl Owner {
+    fn holds_nothing(&self) -> bool {
+        self.busy == 0 && self.views.iter().all(|view| view.free_bytes() == 0)
+    }
+}
+
+/// How far a timeline has come, and the heap of the ranges that wait for it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Timeline {
+    reached: u64,
+    waiting: u32,
 }
 
 /// Virtual addresses in zones.
@@ -133,10 +147,13 @@ struct Generation {
 /// served a plugin generation is then parked: that generation may use it again, any other only
 /// when the generation is closed and its last range is past its fence.
 ///
+/// Retiring, signalling and closing need no host memory: carving takes what they will need.
+///
 /// # Examples
 /// ```
 /// use vrampager_space::{SpaceFence, VaSpace, Zone};
 /// let mut space = VaSpace::new(&[Zone::LOW, Zone::HIGH]).unwrap();
+/// space.add_timeline(0).unwrap();
 /// let span = space.carve("low", 1 << 30, 1 << 21, VaSpace::SHARED).unwrap();
 /// space.retire(span.start(), Some(SpaceFence { timeline: 0, value: 7 }));
 /// assert_eq!(space.stats().quarantined_bytes, 1 << 30);
@@ -145,11 +162,13 @@ struct Generation {
 #[derive(Clone, Debug)]
 pub struct VaSpace {
     pools: Vec<Pool>,
-    carved: BTreeMap<u64, Carved>,
-    /// Timeline, value and start of the ranges that wait for a fence.
-    waiting: BTreeSet<(u32, u64, u64)>,
-    reached: BTreeMap<u32, u64>,
-    generations: BTreeMap<u32, Generation>,
+    records: Records,
+    timelines: OrderedMap<u32, Timeline>,
+    owners: Vec<Option<Owner>>,
+    /// Numbers of the owners.
+    by_generation: OrderedMap<u32, u32>,
+    /// Records of no generation.
+    shared: usize,
 }
 
 impl VaSpace {
@@ -159,7 +178,8 @@ impl VaSpace {
     /// A space of these zones.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] when two zones overlap or bear the same name.
+    /// [`SpaceError::Invalid`] when two zones overlap or bear the same name,
+    /// [`SpaceError::MetadataExhausted`].
     pub fn new(zones: &[Zone]) -> Result<Self, SpaceError> {
         for (index, zone) in zones.iter().enumerate() {
             let clash = |other: &&Zone| other.span.overlaps(zone.span) || other.name == zone.name;
@@ -171,19 +191,24 @@ impl VaSpace {
                 });
             }
         }
-        let pool = |&zone: &Zone| Pool {
+        let mut pools = Vec::new();
+        pools
+            .try_reserve_exact(zones.len())
+            .map_err(|_| SpaceError::MetadataExhausted)?;
+        pools.extend(zones.iter().map(|&zone| Pool {
             zone,
             ranges: RangeAllocator::new(zone.span),
             live: 0,
             quarantined: 0,
             high_water: 0,
-        };
+        }));
         Ok(Self {
-            pools: zones.iter().map(pool).collect(),
-            carved: BTreeMap::new(),
-            waiting: BTreeSet::new(),
-            reached: BTreeMap::new(),
-            generations: BTreeMap::new(),
+            pools,
+            records: Records::default(),
+            timelines: OrderedMap::new(),
+            owners: Vec::new(),
+            by_generation: OrderedMap::new(),
+            shared: 0,
         })
     }
 
@@ -206,7 +231,8 @@ impl VaSpace {
     ///
     /// # Errors
     /// [`SpaceError::OutOfRange`] when it is not inside one zone, [`SpaceError::NoSpace`] when a
-    /// part is in use.
+    /// part is in use, [`SpaceError::Invalid`] when it is empty,
+    /// [`SpaceError::MetadataExhausted`].
     pub fn reserve(&mut self, span: Span) -> Result<(), SpaceError> {
         let out = SpaceError::OutOfRange {
             start: span.start(),
@@ -217,15 +243,37 @@ impl VaSpace {
             .iter_mut()
             .find(|pool| pool.zone.span.covers(span))
             .ok_or(out)?;
-        pool.ranges.reserve(span, 0)
+        pool.ranges.reserve(span, BLOCKED)
     }
 
-    /// Hands out `size` bytes at a multiple of `align` from the zone, at the lowest address that
-    /// is free for `generation`.
+    /// Makes `timeline` known, with the value 0, so that ranges may wait for its fences. One that
+    /// is known keeps its value.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] for an unknown zone, size 0 or a generation that was closed, and
-    /// [`SpaceError::NoSpace`], whose figures do not count quarantined ranges.
+    /// [`SpaceError::MetadataExhausted`].
+    pub fn add_timeline(&mut self, timeline: u32) -> Result<(), SpaceError> {
+        if !self.timelines.contains(timeline) {
+            self.timelines.reserve(1)?;
+            self.timelines.insert(timeline, Timeline::default());
+        }
+        Ok(())
+    }
+
+    /// Forgets `timeline`, as when its channel is gone and can't reach any memory. Returns the
+    /// bytes that waited for it, which wait no longer.
+    pub fn remove_timeline(&mut self, timeline: u32) -> u64 {
+        let bytes = self.signalled(timeline, u64::MAX);
+        self.timelines.remove(timeline);
+        bytes
+    }
+
+    /// Hands out `size` bytes at a multiple of `align` from the zone: at the lowest address that
+    /// `generation` has parked or, if nothing parked is long enough, the lowest that is free.
+    ///
+    /// # Errors
+    /// [`SpaceError::Invalid`] for an unknown zone, size 0 or a generation that was closed and is
+    /// not gone, [`SpaceError::NoSpace`], whose figures do not count quarantined ranges, and
+    /// [`SpaceError::MetadataExhausted`].
     pub fn carve(
         &mut self,
         zone: &str,
@@ -234,101 +282,114 @@ impl VaSpace {
         generation: u32,
     ) -> Result<Span, SpaceError> {
         let zone = self.zone_index(zone)?;
-        if self
-            .generations
-            .get(&generation)
-            .is_some_and(|known| known.closed)
-        {
-            let value = u64::from(generation);
-            return Err(SpaceError::Invalid {
-                argument: "generation",
-                value,
-            });
-        }
-        let request = RangeRequest::new(size).align(align).mode(Mode::Low);
-        let span = match self.unpark(zone, size, align.max(1), generation) {
-            Some(span) => span,
-            None => self.pools[zone].ranges.insert(&request)?,
+        let record = Record::live(zone, SHARED_OWNER);
+        let id = self.records.add(record, OWNED)?;
+        let request = RangeRequest::new(size)
+            .align(align)
+            .mode(Mode::Low)
+            .color(id);
+        let carved = if generation == Self::SHARED {
+            let span = self.pools[zone].ranges.insert(&request);
+            self.shared += usize::from(span.is_ok());
+            span
+        } else {
+            self.carve_owned(id, &request, generation)
         };
-        self.pools[zone].now_live(size);
-        let carved = Carved {
-            len: size,
-            zone,
-            generation,
-            state: State::Live,
-        };
-        self.carved.insert(span.start(), carved);
-        if generation != Self::SHARED {
-            self.generations.entry(generation).or_default().busy += 1;
+        match carved {
+            Ok(span) => {
+                self.records.get_mut(id).start = span.start();
+                self.pools[zone].now_live(size);
+            }
+            Err(_) => {
+                self.records.remove(id);
+            }
         }
-        Ok(span)
+        carved
     }
 
     /// Ends the life of the range that starts at `start`. Its addresses stay out of use until
     /// `fence` has signalled; without a fence they do not wait.
     ///
     /// # Panics
-    /// When no live range starts there.
+    /// When no live range starts there, or the fence is of a timeline that is not known.
     pub fn retire(&mut self, start: u64, fence: Option<SpaceFence>) -> Span {
-        let carved = self
-            .carved
-            .get_mut(&start)
-            .filter(|carved| carved.state == State::Live);
-        let carved = carved.unwrap_or_else(|| panic!("no live range starts at {start:#x}"));
-        carved.state = State::Retired;
-        let len = carved.len;
-        let pool = &mut self.pools[carved.zone];
-        pool.live -= len;
-        pool.quarantined += len;
-        match fence.filter(|fence| !self.has_reached(*fence)) {
-            Some(fence) => {
-                self.waiting.insert((fence.timeline, fence.value, start));
+        let found = self.record_at(start);
+        let live = found.filter(|&(id, span)| self.records.get(id).live && span.start() == start);
+        let (id, span) = live.unwrap_or_else(|| panic!("no live range starts at {start:#x}"));
+        let due = fence.filter(|fence| fence.value > self.timeline(fence.timeline).reached);
+        let record = self.records.get_mut(id);
+        record.live = false;
+        let pool = &mut self.pools[record.zone];
+        pool.live -= span.len();
+        pool.quarantined += span.len();
+        match due {
+            Some(SpaceFence { timeline, value }) => {
+                let root = self.timeline(timeline).waiting;
+                let root = self.records.wait(root, id, value);
+                self.timeline(timeline).waiting = root;
             }
-            None => self.settle(start),
+            None => {
+                self.settle(id);
+            }
         }
-        Span::new(start, len).expect("a carved range lies inside its zone")
+        span
     }
 
-    /// Notes that `timeline` has reached `value`. Returns the bytes that waited for this.
+    /// Notes that `timeline` has reached `value`. Returns the bytes that waited for this: none
+    /// when the timeline is not known.
     pub fn signalled(&mut self, timeline: u32, value: u64) -> u64 {
-        let reached = self.reached.entry(timeline).or_insert(value);
-        *reached = (*reached).max(value);
-        let mut bytes = 0;
-        while let Some(&(of, wanted, start)) = self.waiting.range((timeline, 0, 0)..).next()
-            && of == timeline
-            && wanted <= value
-        {
-            self.waiting.remove(&(of, wanted, start));
-            bytes += self.carved[&start].len;
-            self.settle(start);
+        let Some(known) = self.timelines.get_mut(timeline) else {
+            return 0;
+        };
+        known.reached = known.reached.max(value);
+        let (mut root, mut bytes) = (known.waiting, 0);
+        while let Some((id, rest)) = self.records.next_due(root, value) {
+            root = rest;
+            bytes += self.settle(id);
         }
+        self.timeline(timeline).waiting = root;
         bytes
     }
 
     /// Declares that `generation` will carve no more. What it parked, and what it still holds,
-    /// becomes free for all once its last range is past its fence.
+    /// becomes free for all once its last range is past its fence; then the generation is gone,
+    /// and its number may serve another. A generation that holds nothing is gone already, and
+    /// [`SHARED`](Self::SHARED) can't be closed.
     pub fn close_generation(&mut self, generation: u32) {
-        if let Some(known) = self.generations.get_mut(&generation) {
-            known.closed = true;
-            self.release_if_gone(generation);
+        if let Some(number) = self.by_generation.get(generation) {
+            self.owner(number).closed = true;
+            self.release_if_gone(number);
         }
     }
 
     /// Whether no range of `generation` is live or quarantined.
     #[must_use]
     pub fn is_gone(&self, generation: u32) -> bool {
-        !self
-            .carved
-            .values()
-            .any(|carved| carved.generation == generation)
+        if generation == Self::SHARED {
+            return self.shared == 0;
+        }
+        !self.by_generation.contains(generation)
     }
 
     /// The live range that holds `address`.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Span> {
-        let (&start, carved) = self.carved.range(..=address).next_back()?;
-        let span = Span::new(start, carved.len)?;
-        (carved.state == State::Live && span.contains(address)).then_some(span)
+        let (id, span) = self.record_at(address)?;
+        self.records.get(id).live.then_some(span)
+    }
+
+    /// Bytes of host memory held for records: at most 600 per range of the most that were ever
+    /// live or quarantined at once, and 1000 per zone of the generations not gone.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        let trees = |ranges: &RangeAllocator| ranges.metadata_bytes() + size_of_val(ranges);
+        let pools = self.pools.iter().map(|pool| trees(&pool.ranges));
+        let views = self.owners.iter().flatten().flat_map(|owner| &owner.views);
+        pools.chain(views.map(trees)).sum::<usize>()
+            + self.owners.capacity() * size_of::<Option<Owner>>()
+            + self.records.bytes()
+            + self.timelines.bytes()
+            + self.by_generation.bytes()
     }
 
     /// Figures over all zones. `largest_hole` and `high_water` are of the zone where they are
@@ -361,33 +422,55 @@ impl VaSpace {
     /// # Panics
     /// When they disagree.
     pub fn check(&self) {
-        for (index, pool) in self.pools.iter().enumerate() {
+        let mut busy = 0;
+        for (zone, pool) in self.pools.iter().enumerate() {
             pool.ranges.check();
-            let sum = |live: bool| {
-                self.carved
-                    .values()
-                    .filter(|carved| carved.zone == index && (carved.state == State::Live) == live)
-                    .map(|carved| carved.len)
-                    .sum::<u64>()
+            let (mut live, mut quarantined) = (0, 0);
+            let mut count = |id: u32, span: Span, owner: u32| {
+                let record = self.records.get(id);
+                let seen = (record.start, record.zone, record.owner);
+                assert_eq!(seen, (span.start(), zone, owner), "record {id}");
+                *if record.live {
+                    &mut live
+                } else {
+                    &mut quarantined
+                } += span.len();
+                busy += 1;
             };
-            assert_eq!(sum(true), pool.live, "live bytes of {}", pool.zone.name);
+            let (mut owned, mut parked) = (0, 0);
+            for range in pool.ranges.ranges().filter(|range| range.color != BLOCKED) {
+                if range.color & OWNED == 0 {
+                    count(range.color, range.span, SHARED_OWNER);
+                } else {
+                    owned += range.span.len();
+                }
+            }
+            for (number, owner) in (0_u32..).zip(&self.owners) {
+                let Some(view) = owner.as_ref().map(|owner| &owner.views[zone]) else {
+                    continue;
+                };
+                view.check();
+                let mine = || view.ranges().filter(|range| range.color != BLOCKED);
+                for span in mine().map(|range| range.span).chain(view.holes()) {
+                    let range = pool.ranges.find(span.start());
+                    assert_eq!(range.map(|range| range.color), Some(OWNED | number));
+                    owned -= span.len();
+                }
+                mine().for_each(|range| count(range.color, range.span, number));
+                parked += view.free_bytes();
+            }
+            assert_eq!(owned, 0, "bytes that have no owner in {}", pool.zone.name);
+            let counted = (pool.live, pool.quarantined);
             assert_eq!(
-                sum(false),
-                pool.quarantined,
-                "quarantine of {}",
+                (live, quarantined + parked),
+                counted,
+                "bytes of {}",
                 pool.zone.name
             );
         }
-        let busy: usize = self
-            .generations
-            .values()
-            .map(|generation| generation.busy)
-            .sum();
-        let held = self
-            .carved
-            .values()
-            .filter(|carved| carved.generation != Self::SHARED && carved.state != State::Parked);
-        assert_eq!(held.count(), busy, "ranges held by generations");
+        assert_eq!(self.records.len(), busy, "records of ranges that are gone");
+        let held = self.owners.iter().flatten().map(|owner| owner.busy);
+        assert_eq!(held.sum::<usize>() + self.shared, busy, "ranges held");
     }
 
     fn zone_index(&self, name: &str) -> Result<usize, SpaceError> {
@@ -398,105 +481,151 @@ impl VaSpace {
         })
     }
 
-    fn has_reached(&self, fence: SpaceFence) -> bool {
-        // A timeline begins at 0.
-        self.reached.get(&fence.timeline).copied().unwrap_or(0) >= fence.value
+    /// The record of the range, not settled yet, that holds `address`.
+    fn record_at(&self, address: u64) -> Option<(u32, Span)> {
+        let in_zone = |pool: &Pool| pool.zone.span.contains(address);
+        let zone = self.pools.iter().position(in_zone)?;
+        let mut range = self.pools[zone].ranges.find(address)?;
+        if range.color == BLOCKED {
+            return None;
+        }
+        if range.color & OWNED != 0 {
+            let owner = self.owners[(range.color & !OWNED) as usize].as_ref()?;
+            range = owner.views[zone].find(address)?;
+        }
+        Some((range.color, range.span))
     }
 
-    /// A retired range is past its fence.
-    fn settle(&mut self, start: u64) {
-        let carved = self.carved[&start];
-        if carved.generation == Self::SHARED {
-            self.release(start);
-            return;
-        }
-        let generation = self
-            .generations
-            .get_mut(&carved.generation)
-            .expect("a generation is known while it holds ranges");
-        generation.busy -= 1;
-        self.park(start, carved);
-        self.release_if_gone(carved.generation);
+    fn timeline(&mut self, timeline: u32) -> &mut Timeline {
+        let known = self.timelines.get_mut(timeline);
+        known.unwrap_or_else(|| panic!("timeline {timeline} is not known"))
     }
 
-    /// Parks a range, joined with parked neighbours of its generation.
-    fn park(&mut self, mut start: u64, mut carved: Carved) {
-        let generation = carved.generation;
-        let joins = |other: &Carved| other.generation == generation && other.state == State::Parked;
-        let parked = &mut self.generations.entry(generation).or_default().parked;
-        self.carved.remove(&start);
-        let end = start + carved.len;
-        if let Some(next) = self.carved.get(&end).copied().filter(joins)
-            && next.zone == carved.zone
-        {
-            self.carved.remove(&end);
-            parked.remove(&(carved.zone, end));
-            carved.len += next.len;
-        }
-        if let Some((&before, &previous)) = self.carved.range(..start).next_back()
-            && joins(&previous)
-            && previous.zone == carved.zone
-            && before + previous.len == start
-        {
-            parked.remove(&(carved.zone, before));
-            start = before;
-            carved.len += previous.len;
-        }
-        carved.state = State::Parked;
-        parked.insert((carved.zone, start));
-        self.carved.insert(start, carved);
+    fn owner(&mut self, number: u32) -> &mut Owner {
+        let owner = self.owners[number as usize].as_mut();
+        owner.expect("a generation is known while it holds ranges")
     }
 
-    /// Takes `size` bytes from what `generation` has parked in the zone.
-    fn unpark(&mut self, zone: usize, size: u64, align: u64, generation: u32) -> Option<Span> {
-        let parked = &mut self.generations.get_mut(&generation)?.parked;
-        let fit = |&(_, start): &(usize, u64)| {
-            let end = start + self.carved[&start].len;
-            let at = start.checked_next_multiple_of(align)?;
-            (end.checked_sub(at)? >= size).then_some((start, at, end))
+    fn carve_owned(
+        &mut self,
+        id: u32,
+        request: &RangeRequest,
+        generation: u32,
+    ) -> Result<Span, SpaceError> {
+        let number = match self.by_generation.get(generation) {
+            Some(number) => number,
+            None => self.add_owner(generation)?,
         };
-        let (start, at, end) = parked.range((zone, 0)..(zone + 1, 0)).find_map(fit)?;
-        let old = self.carved.remove(&start)?;
-        parked.remove(&(zone, start));
-        for (lo, hi) in [(start, at), (at + size, end)] {
-            if lo < hi {
-                parked.insert((zone, lo));
-                self.carved.insert(
-                    lo,
-                    Carved {
-                        len: hi - lo,
-                        ..old
-                    },
-                );
-            }
+        if self.owner(number).closed {
+            return Err(SpaceError::Invalid {
+                argument: "generation",
+                value: u64::from(generation),
+            });
         }
-        self.pools[zone].quarantined -= size;
-        Span::new(at, size)
+        self.records.get_mut(id).owner = number;
+        let carved = self.carve_from(number, id, request);
+        let owner = self.owner(number);
+        match carved {
+            Ok(_) => owner.busy += 1,
+            Err(_) if owner.holds_nothing() => {
+                self.owners[number as usize] = None;
+                self.by_generation.remove(generation);
+            }
+            Err(_) => {}
+        }
+        carved
     }
 
-    fn release_if_gone(&mut self, generation: u32) {
-        let gone = |known: &Generation| known.closed && known.busy == 0;
-        if self.generations.get(&generation).is_some_and(gone)
-            && let Some(known) = self.generations.remove(&generation)
-        {
-            for (_, start) in known.parked {
-                self.release(start);
+    /// Takes from what the generation has parked, else from what is free.
+    fn carve_from(
+        &mut self,
+        number: u32,
+        id: u32,
+        request: &RangeRequest,
+    ) -> Result<Span, SpaceError> {
+        let zone = self.records.get(id).zone;
+        let owner = self.owners[number as usize].as_mut();
+        let view = &mut owner.expect("the caller knows it").views[zone];
+        let pool = &mut self.pools[zone];
+        match view.insert(request) {
+            Ok(span) => {
+                pool.quarantined -= span.len();
+                Ok(span)
             }
+            Err(SpaceError::NoSpace { .. }) => {
+                view.reserve_isolation()?;
+                let span = pool.ranges.insert(&request.color(OWNED | number))?;
+                view.isolate(span, id);
+                Ok(span)
+            }
+            Err(other) => Err(other),
         }
     }
 
-    /// Returns a quarantined range, and all it was joined from, to the pool.
-    fn release(&mut self, start: u64) {
-        let carved = self
-            .carved
-            .remove(&start)
-            .expect("a quarantined range is recorded");
-        let pool = &mut self.pools[carved.zone];
-        pool.quarantined -= carved.len;
-        pool.ranges
-            .vacate(Span::new(start, carved.len).expect("inside its zone"));
+    /// Makes a record of a generation, which owns nothing yet.
+    fn add_owner(&mut self, generation: u32) -> Result<u32, SpaceError> {
+        let out = |_| SpaceError::MetadataExhausted;
+        let mut views = Vec::new();
+        views.try_reserve_exact(self.pools.len()).map_err(out)?;
+        for pool in &self.pools {
+            let mut view = RangeAllocator::new(pool.zone.span);
+            if !pool.zone.span.is_empty() {
+                view.reserve(pool.zone.span, BLOCKED)?;
+            }
+            views.push(view);
+        }
+        self.by_generation.reserve(1)?;
+        let unused = self.owners.iter().position(Option::is_none);
+        let at = unused.unwrap_or(self.owners.len());
+        let number = u32::try_from(at).ok().filter(|&number| number < !OWNED);
+        let number = number.ok_or(SpaceError::MetadataExhausted)?;
+        if unused.is_none() {
+            self.owners.try_reserve(1).map_err(out)?;
+            self.owners.push(None);
+        }
+        self.owners[at] = Some(Owner {
+            generation,
+            busy: 0,
+            closed: false,
+            views,
+        });
+        self.by_generation.insert(generation, number);
+        Ok(number)
+    }
+
+    /// A retired range is past its fence. Returns its length.
+    fn settle(&mut self, id: u32) -> u64 {
+        let Record {
+            start, zone, owner, ..
+        } = self.records.remove(id);
+        let gone = if owner == SHARED_OWNER {
+            let pool = &mut self.pools[zone];
+            let gone = pool.ranges.remove(start);
+            pool.quarantined -= gone.map_or(0, Span::len);
+            self.shared -= 1;
+            gone
+        } else {
+            let known = self.owner(owner);
+            known.busy -= 1;
+            let parked = known.views[zone].remove(start);
+            self.release_if_gone(owner);
+            parked
+        };
+        gone.expect("a recorded range is in its tree").len()
+    }
+
+    /// Frees all that a closed generation has parked, if it has nothing else.
+    fn release_if_gone(&mut self, number: u32) {
+        let gone = |owner: &mut Owner| owner.closed && owner.busy == 0;
+        let Some(owner) = self.owners[number as usize].take_if(gone) else {
+            return;
+        };
+        self.by_generation.remove(owner.generation);
+        for (pool, view) in self.pools.iter_mut().zip(&owner.views) {
+            for parked in view.holes() {
+                pool.quarantined -= parked.len();
+                pool.ranges.vacate(parked);
+            }
+        }
     }
 }
-
-#[cfg(test)]
-mod tests;

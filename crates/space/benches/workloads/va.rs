@@ -10,6 +10,7 @@ fn swaps(lag: u64, measured: usize) {
     let trace = traces::w3(1.0, measured);
     let budget = trace.pages * 4096;
     let mut space = VaSpace::new(&[Zone::LOW]).expect("one zone");
+    space.add_timeline(0).expect("host memory");
     let mut starts = vec![None; trace.slots];
     let (mut swap, mut freeing, mut highest) = (0_u64, false, 0);
     for op in trace.warm.iter().chain(&trace.ops) {

@@ -2,49 +2,15 @@
 
 use alloc::vec::Vec;
 
+use super::blocks::{Blocks, Class, FREE, Node};
 use crate::SpaceError;
-use crate::bitset::{BitSet, DENSE_LIMIT, Flags};
-
-/// What the chunks of a free block hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Class {
-    Dirty,
-    Mixed,
-    Clear,
-}
+use crate::bitset::Flags;
 
 /// Which of several equally good chunks to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Low,
     High,
-}
-
-/// A block of `1 << order` chunks at `index << order`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Node {
-    order: u32,
-    index: u64,
-}
-
-impl Node {
-    fn first(self) -> u64 {
-        self.index << self.order
-    }
-
-    fn end(self) -> u64 {
-        (self.index + 1) << self.order
-    }
-}
-
-/// Spaces of up to a terabyte of pages are dense at every order. In larger ones the small orders
-/// are sparse, and the large ones must not cost memory that most of such a space never needs.
-pub(super) fn dense_limit(chunks: u64) -> u64 {
-    if chunks <= DENSE_LIMIT {
-        DENSE_LIMIT + 2
-    } else {
-        1 << 16
-    }
 }
 
 /// What to look for, whatever the order.
@@ -64,93 +30,65 @@ pub(super) struct Found {
     target: Node,
 }
 
-/// One set of block indices per order, and which of them are not empty.
-#[derive(Clone, Debug)]
-struct Orders {
-    sets: Vec<BitSet>,
-    mask: u64,
-}
-
-impl Orders {
-    fn new(chunks: u64, max_order: u32) -> Result<Self, SpaceError> {
-        let mut sets = Vec::new();
-        sets.try_reserve_exact(max_order as usize + 1)
-            .map_err(|_| SpaceError::MetadataExhausted)?;
-        let limit = dense_limit(chunks);
-        for order in 0..=max_order {
-            // One more pair than there are blocks, so that a buddy past the end reads as absent.
-            sets.push(BitSet::new((chunks >> order) + 2, limit)?);
-        }
-        Ok(Self { sets, mask: 0 })
-    }
-
-    #[inline]
-    fn contains(&self, node: Node) -> bool {
-        self.mask >> node.order & 1 != 0 && self.sets[node.order as usize].contains(node.index)
-    }
-
-    #[inline]
-    fn insert(&mut self, node: Node) {
-        self.sets[node.order as usize].insert(node.index);
-        self.mask |= 1 << node.order;
-    }
-
-    #[inline]
-    fn remove(&mut self, node: Node) {
-        if self.sets[node.order as usize].remove(node.index) {
-            self.mask &= !(1 << node.order);
-        }
-    }
-
-    /// Non-empty orders at or above `order`, ascending.
-    fn at_least(&self, order: u32) -> impl Iterator<Item = u32> + use<> {
-        let mut mask = self.mask & (u64::MAX << order);
-        core::iter::from_fn(move || {
-            let next = mask.trailing_zeros();
-            mask &= mask.wrapping_sub(1);
-            (next < 64).then_some(next)
-        })
-    }
-
-    fn clear(&mut self) {
-        self.sets.iter_mut().for_each(BitSet::clear);
-        self.mask = 0;
-    }
-}
-
 /// The free part of a space of `chunks` chunks.
 ///
 /// # Invariants
 /// Free blocks do not overlap, and two buddies are never both free (they are one block). A mixed
-/// block holds at least one clear and one dirty chunk; its clear chunks are listed in `pieces` as
-/// maximal aligned blocks. Clear and dirty blocks list no pieces.
+/// block holds at least one clear and one dirty chunk; its clear chunks are listed as pieces,
+/// which are maximal aligned blocks. Clear and dirty blocks list no pieces.
 #[derive(Clone, Debug)]
 pub(super) struct FreeMap {
-    free: [Orders; 3],
-    pieces: Orders,
+    blocks: Blocks,
     max_order: u32,
     free_chunks: u64,
     clear_chunks: u64,
-    /// Pieces of the mixed blocks taken since [`begin`](Self::begin).
-    forgotten: Vec<Node>,
 }
 
-const ALL: [Class; 3] = [Class::Dirty, Class::Mixed, Class::Clear];
+/// Blocks that may have to be listed while a request takes one block and what is left of it is
+/// put back: siblings on the way down to either end of a run, the tail of the last part, and what
+/// the block will be made of when it is freed.
+pub(super) const SLACK: usize = 6 * 64;
 
 impl FreeMap {
-    pub(super) fn new(chunks: u64) -> Result<Self, SpaceError> {
-        let max_order = chunks.ilog2();
-        let orders = || Orders::new(chunks, max_order);
+    pub(super) fn new(chunks: u64, blocks: Blocks) -> Result<Self, SpaceError> {
         let mut map = Self {
-            free: [orders()?, orders()?, orders()?],
-            pieces: orders()?,
-            max_order,
+            blocks,
+            max_order: chunks.ilog2(),
             free_chunks: 0,
             clear_chunks: 0,
-            forgotten: Vec::new(),
         };
+        map.blocks.reserve(SLACK)?;
         map.give(0, chunks, Class::Dirty);
         Ok(map)
+    }
+
+    /// Whether blocks are listed, which takes memory for each.
+    pub(super) fn is_listed(&self) -> bool {
+        self.blocks.is_listed()
+    }
+
+    /// Makes sure that `count` more blocks can be listed.
+    pub(super) fn reserve(&mut self, count: usize) -> Result<(), SpaceError> {
+        self.blocks.reserve(count)
+    }
+
+    /// How many blocks [`give`](Self::give) may list.
+    pub(super) fn parts(&self, first: u64, count: u64) -> usize {
+        let (mut at, end, mut parts) = (first, first + count, 0);
+        while at < end {
+            at += 1 << self.order_at(at, end);
+            parts += 1;
+        }
+        parts
+    }
+
+    /// The order of the largest aligned block from `at` on that ends by `end`.
+    #[inline]
+    fn order_at(&self, at: u64, end: u64) -> u32 {
+        (end - at)
+            .ilog2()
+            .min(at.trailing_zeros())
+            .min(self.max_order)
     }
 
     pub(super) fn max_order(&self) -> u32 {
@@ -167,8 +105,10 @@ impl FreeMap {
 
     /// Chunks in the largest free block.
     pub(super) fn largest(&self) -> u64 {
-        let mask = self.free.iter().fold(0, |mask, orders| mask | orders.mask);
-        mask.checked_ilog2().map_or(0, |order| 1 << order)
+        self.blocks
+            .free_mask()
+            .checked_ilog2()
+            .map_or(0, |order| 1 << order)
     }
 
     /// Makes `count` chunks from `first` free, all of one class.
@@ -179,10 +119,7 @@ impl FreeMap {
         }
         let (mut at, end) = (first, first + count);
         while at < end {
-            let order = (end - at)
-                .ilog2()
-                .min(at.trailing_zeros())
-                .min(self.max_order);
+            let order = self.order_at(at, end);
             self.merge(
                 Node {
                     order,
@@ -197,11 +134,14 @@ impl FreeMap {
     /// Adds a free block, joined with its buddy for as long as that is free too.
     #[inline]
     fn merge(&mut self, mut node: Node, class: Class) {
-        if class != Class::Dirty || self.free[1].mask | self.free[2].mask != 0 {
+        let others = self.blocks.mask(Class::Mixed) | self.blocks.mask(Class::Clear);
+        let Some(dirty) = self.blocks.dense(Class::Dirty).filter(|_| others == 0) else {
+            return self.merge_classes(node, class);
+        };
+        if class != Class::Dirty {
             return self.merge_classes(node, class);
         }
         // Nothing is known to be clear: there is one class to look for.
-        let dirty = &mut self.free[Class::Dirty as usize];
         while node.order < self.max_order {
             let buddy = Node {
                 index: node.index ^ 1,
@@ -228,11 +168,11 @@ impl FreeMap {
             let Some(other) = self.class_of(buddy) else {
                 break;
             };
-            self.free[other as usize].remove(buddy);
+            self.blocks.remove(other, buddy);
             if class != other {
                 for (part, class) in [(node, class), (buddy, other)] {
                     if class == Class::Clear {
-                        self.pieces.insert(part);
+                        self.blocks.insert(Class::Piece, part);
                     }
                 }
                 class = Class::Mixed;
@@ -242,13 +182,13 @@ impl FreeMap {
                 index: node.index >> 1,
             };
         }
-        self.free[class as usize].insert(node);
+        self.blocks.insert(class, node);
     }
 
     #[inline]
     fn class_of(&self, node: Node) -> Option<Class> {
-        ALL.into_iter()
-            .find(|&class| self.free[class as usize].contains(node))
+        FREE.into_iter()
+            .find(|&class| self.blocks.contains(class, node))
     }
 
     /// The free block that holds `chunk`.
@@ -265,15 +205,15 @@ impl FreeMap {
     /// Class of a part of a mixed block. A clear part is taken off the list of pieces, because
     /// it is about to stand for itself.
     fn detach(&mut self, node: Node) -> Class {
-        if self.pieces.contains(node) {
-            self.pieces.remove(node);
+        if self.blocks.contains(Class::Piece, node) {
+            self.blocks.remove(Class::Piece, node);
             return Class::Clear;
         }
         self.classify(node)
     }
 
     fn classify(&self, node: Node) -> Class {
-        if self.pieces.contains(node) {
+        if self.blocks.contains(Class::Piece, node) {
             return Class::Clear;
         }
         let inside = (0..node.order).any(|order| self.piece_in(order, node).is_some());
@@ -282,16 +222,17 @@ impl FreeMap {
 
     /// The first piece of `order` inside `node`.
     fn piece_in(&self, order: u32, node: Node) -> Option<Node> {
-        if self.pieces.mask >> order & 1 == 0 {
+        if self.blocks.mask(Class::Piece) >> order & 1 == 0 {
             return None;
         }
-        let index = self.pieces.sets[order as usize].next(node.first() >> order)?;
+        let from = node.first() >> order;
+        let index = self.blocks.next(Class::Piece, order, from)?;
         (index << order < node.end()).then_some(Node { order, index })
     }
 
     /// Takes `target` out of the free block `node` of `class`; the rest stays free.
     fn carve(&mut self, mut class: Class, mut node: Node, target: Node) -> Class {
-        self.free[class as usize].remove(node);
+        self.blocks.remove(class, node);
         while node.order > target.order {
             let order = node.order - 1;
             node = Node {
@@ -307,13 +248,13 @@ impl FreeMap {
                 rest = self.detach(sibling);
                 class = self.detach(node);
             }
-            self.free[rest as usize].insert(sibling);
+            self.blocks.insert(rest, sibling);
         }
         self.free_chunks -= 1 << node.order;
         match class {
             Class::Dirty => {}
             Class::Clear => self.clear_chunks -= 1 << node.order,
-            Class::Mixed => self.forget_pieces(node),
+            Class::Mixed | Class::Piece => self.forget_pieces(node),
         }
         class
     }
@@ -321,48 +262,64 @@ impl FreeMap {
     fn forget_pieces(&mut self, node: Node) {
         for order in 0..node.order {
             while let Some(piece) = self.piece_in(order, node) {
-                self.pieces.remove(piece);
+                self.blocks.remove(Class::Piece, piece);
                 self.clear_chunks -= 1 << order;
-                // Without host memory a rollback knows less, which is safe.
-                if self.forgotten.try_reserve(1).is_ok() {
-                    self.forgotten.push(piece);
-                }
             }
         }
     }
 
-    /// Starts an operation that may be undone with [`give_back`](Self::give_back).
-    pub(super) fn begin(&mut self) {
-        self.forgotten.clear();
+    /// Notes the clear parts of the `count` chunks that would be claimed, unless all are, for
+    /// [`give_back`](Self::give_back).
+    pub(super) fn note_clear(
+        &self,
+        found: &Found,
+        count: u64,
+        parts: &mut Vec<(u64, u64)>,
+    ) -> Result<(), SpaceError> {
+        if found.class != Class::Mixed {
+            return Ok(());
+        }
+        let (first, end) = (found.target.first(), found.target.first() + count);
+        for order in self.blocks.at_least(Class::Piece, 0) {
+            let mut next = self.blocks.next(Class::Piece, order, first >> order);
+            while let Some(index) = next.filter(|index| index << order < end) {
+                let piece = Node { order, index };
+                parts
+                    .try_reserve(1)
+                    .map_err(|_| SpaceError::MetadataExhausted)?;
+                parts.push((piece.first().max(first), piece.end().min(end)));
+                next = self.blocks.next(Class::Piece, order, index + 1);
+            }
+        }
+        Ok(())
     }
 
-    /// Undoes a claim that reported `held`, including which of its chunks were clear.
-    pub(super) fn give_back(&mut self, first: u64, count: u64, held: Class) {
-        let end = first + count;
+    /// Undoes a claim that reported `held`, with what was noted of it, in ascending order.
+    pub(super) fn give_back(
+        &mut self,
+        (first, count): (u64, u64),
+        held: Class,
+        parts: &[(u64, u64)],
+    ) {
         if held == Class::Clear {
             self.give(first, count, Class::Clear);
             return;
         }
-        let mut pieces = core::mem::take(&mut self.forgotten);
-        pieces.sort_unstable_by_key(|piece| piece.first());
-        let mut at = first;
-        for piece in pieces
-            .iter()
-            .filter(|piece| piece.first() >= first && piece.end() <= end)
-        {
-            self.give(at, piece.first() - at, Class::Dirty);
-            self.give(piece.first(), 1 << piece.order, Class::Clear);
-            at = piece.end();
+        let (mut at, end) = (first, first + count);
+        let from = parts.partition_point(|&(_, part_end)| part_end <= first);
+        for &(lo, hi) in parts[from..].iter().take_while(|&&(lo, _)| lo < end) {
+            self.give(at, lo - at, Class::Dirty);
+            self.give(lo, hi - lo, Class::Clear);
+            at = hi;
         }
         self.give(at, end - at, Class::Dirty);
-        self.forgotten = pieces;
     }
 
     /// Takes the first `count` chunks of a block of `order` that holds nothing clear, wherever
     /// it is. The common case, kept short.
     #[inline]
     pub(super) fn take_dirty(&mut self, order: u32, count: u64) -> Option<u64> {
-        let dirty = &mut self.free[Class::Dirty as usize];
+        let dirty = self.blocks.dense(Class::Dirty)?;
         let found = (dirty.mask >> order).trailing_zeros();
         if found == 64 {
             return None;
@@ -370,7 +327,7 @@ impl FreeMap {
         let big = order + found;
         // The lowest, not the latest: reusing what is cached would be faster by a third on single
         // pages, and leave no room for contiguous requests at 70 % use.
-        let mut index = dirty.sets[big as usize].first();
+        let mut index = dirty.first(big);
         dirty.remove(Node { order: big, index });
         for order in (order..big).rev() {
             index <<= 1;
@@ -387,12 +344,7 @@ impl FreeMap {
 
     /// Bytes of host memory held for records.
     pub(super) fn bytes(&self) -> usize {
-        self.free
-            .iter()
-            .chain([&self.pieces])
-            .flat_map(|orders| &orders.sets)
-            .map(BitSet::bytes)
-            .sum()
+        self.blocks.bytes()
     }
 
     /// Finds a block of `order` to take, in the window if there is one, from the classes in
@@ -449,10 +401,8 @@ impl FreeMap {
         let mut at = first;
         while at < end {
             let order = at.trailing_zeros();
-            self.free[class as usize].insert(Node {
-                order,
-                index: at >> order,
-            });
+            let index = at >> order;
+            self.blocks.insert(class, Node { order, index });
             at += 1 << order;
         }
     }
@@ -463,7 +413,7 @@ impl FreeMap {
         if class != Class::Mixed {
             return (node, corner(node, order, end));
         }
-        if search.clear && self.pieces.contains(node) {
+        if search.clear && self.blocks.contains(Class::Piece, node) {
             let (_, block) = self
                 .covering(node.first())
                 .expect("a piece lies in a free block");
@@ -479,7 +429,7 @@ impl FreeMap {
             let rank = |part| match self.classify(part) {
                 Class::Dirty => 0,
                 Class::Mixed => 1,
-                Class::Clear => 2,
+                Class::Clear | Class::Piece => 2,
             };
             at = if rank(near) <= rank(far) { near } else { far };
         }
@@ -487,22 +437,21 @@ impl FreeMap {
     }
 
     fn find(&self, class: Class, order: u32, end: End) -> Option<(Class, Node)> {
-        find_in(&self.free[class as usize], order, end).map(|node| (class, node))
+        find_in(&self.blocks, class, order, end).map(|node| (class, node))
     }
 
     fn find_piece(&self, order: u32, end: End) -> Option<(Class, Node)> {
-        find_in(&self.pieces, order, end).map(|node| (Class::Mixed, node))
+        find_in(&self.blocks, Class::Piece, order, end).map(|node| (Class::Mixed, node))
     }
 
     fn find_within(&self, order: u32, search: &Search, window: (u64, u64)) -> Option<Found> {
         let classes = if search.clear {
             [Class::Clear, Class::Dirty, Class::Mixed]
         } else {
-            ALL
+            FREE
         };
         classes.into_iter().find_map(|class| {
-            let orders = &self.free[class as usize];
-            let (block, target) = find_inside(orders, order, search.end, window)?;
+            let (block, target) = find_inside(&self.blocks, class, order, search.end, window)?;
             Some(Found {
                 class,
                 block,
@@ -535,9 +484,6 @@ impl FreeMap {
                 index: at >> order,
             };
             let part = self.carve(class, node, target);
-            if part == Class::Clear && self.forgotten.try_reserve(1).is_ok() {
-                self.forgotten.push(target);
-            }
             result = match result {
                 None => Some(part),
                 Some(old) if old == part => Some(old),
@@ -556,18 +502,16 @@ impl FreeMap {
         // A run of n chunks holds an aligned block of more than n / 4.
         let least = count.ilog2().saturating_sub(1);
         let enough = count + align - 1;
-        ALL.into_iter().find_map(|class| {
-            let orders = &self.free[class as usize];
-            orders.at_least(least).find_map(|order| {
-                let set = &orders.sets[order as usize];
-                let mut next = set.next(0);
+        FREE.into_iter().find_map(|class| {
+            self.blocks.at_least(class, least).find_map(|order| {
+                let mut next = self.blocks.next(class, order, 0);
                 while let Some(index) = next {
                     let (lo, hi) = self.grow(Node { order, index }, (count, enough), starts);
                     let start = lo.next_multiple_of(align);
                     if start + count <= hi {
                         return Some(start);
                     }
-                    next = set.next(index + 1);
+                    next = self.blocks.next(class, order, index + 1);
                 }
                 None
             })
@@ -576,7 +520,7 @@ impl FreeMap {
 
     /// The free block with the `index` that begins, or ends, at the boundary `at` of another.
     fn neighbour(&self, at: u64, index: impl Fn(u32) -> u64) -> Option<Node> {
-        let mask = self.free.iter().fold(0, |mask, orders| mask | orders.mask);
+        let mask = self.blocks.free_mask();
         (0..=at.trailing_zeros().min(self.max_order))
             .filter(|&order| mask >> order & 1 != 0)
             .map(|order| Node {
@@ -613,15 +557,7 @@ impl FreeMap {
 
     /// Declares all free chunks clear, or all dirty.
     pub(super) fn reset(&mut self, class: Class) {
-        let mut all = self.blocks();
-        all.sort_unstable_by_key(|&(_, node)| node.first());
-        for orders in &mut self.free {
-            orders.clear();
-        }
-        self.pieces.clear();
-        for &(_, node) in &all {
-            self.free[class as usize].insert(node);
-        }
+        self.blocks.collect(class);
         self.clear_chunks = if class == Class::Clear {
             self.free_chunks
         } else {
@@ -629,18 +565,13 @@ impl FreeMap {
         };
     }
 
-    fn blocks(&self) -> Vec<(Class, Node)> {
-        ALL.into_iter()
-            .flat_map(|class| members(&self.free[class as usize]).map(move |node| (class, node)))
-            .collect()
-    }
-
     /// Compares every invariant with a walk over all blocks.
     ///
     /// # Panics
     /// When one does not hold.
     pub(super) fn check(&self, chunks: u64) {
-        let mut blocks = self.blocks();
+        let of_class = |class| self.blocks.members(class).map(move |node| (class, node));
+        let mut blocks: Vec<_> = FREE.into_iter().flat_map(of_class).collect();
         blocks.sort_unstable_by_key(|&(_, node)| node.first());
         let mut at = 0;
         for &(class, node) in &blocks {
@@ -671,44 +602,39 @@ impl FreeMap {
             total(&mut blocks.iter().map(|&(_, node)| node)),
             self.free_chunks
         );
-        let whole = total(&mut members(&self.free[Class::Clear as usize]));
-        let parts = total(&mut members(&self.pieces));
+        let whole = total(&mut self.blocks.members(Class::Clear));
+        let parts = total(&mut self.blocks.members(Class::Piece));
         assert_eq!(
             whole + parts,
             self.clear_chunks,
             "clear chunks are miscounted"
         );
-        for piece in members(&self.pieces) {
+        for piece in self.blocks.members(Class::Piece) {
             let (class, _) = self.covering(piece.first()).expect("a piece is free");
             assert_eq!(class, Class::Mixed, "a piece lies in a mixed block");
             let buddy = Node {
                 index: piece.index ^ 1,
                 ..piece
             };
-            assert!(!self.pieces.contains(buddy), "clear pieces are maximal");
+            assert!(
+                !self.blocks.contains(Class::Piece, buddy),
+                "clear pieces are maximal"
+            );
         }
     }
 }
 
-fn members(orders: &Orders) -> impl Iterator<Item = Node> {
-    orders.at_least(0).flat_map(move |order| {
-        let set = &orders.sets[order as usize];
-        core::iter::successors(set.next(0), |&index| set.next(index + 1))
-            .map(move |index| Node { order, index })
-    })
-}
-
-fn find_in(orders: &Orders, order: u32, end: End) -> Option<Node> {
+fn find_in(blocks: &Blocks, class: Class, order: u32, end: End) -> Option<Node> {
     match end {
         End::Low => {
-            let order = orders.at_least(order).next()?;
-            let index = orders.sets[order as usize].first();
+            let order = blocks.at_least(class, order).next()?;
+            let index = blocks.next(class, order, 0)?;
             Some(Node { order, index })
         }
-        End::High => orders
-            .at_least(order)
+        End::High => blocks
+            .at_least(class, order)
             .filter_map(|order| {
-                let index = orders.sets[order as usize].prev(u64::MAX)?;
+                let index = blocks.prev(class, order, u64::MAX)?;
                 Some(Node { order, index })
             })
             .max_by_key(|node| node.first()),
@@ -727,7 +653,8 @@ fn corner(node: Node, order: u32, end: End) -> Node {
 
 /// The free block, and the part of `order` of it, nearest to an end of chunks `[lo, hi)`.
 fn find_inside(
-    orders: &Orders,
+    blocks: &Blocks,
+    class: Class,
     order: u32,
     end: End,
     (lo, hi): (u64, u64),
@@ -739,17 +666,18 @@ fn find_inside(
         let index = if end == End::Low { first } else { last };
         (first <= last).then_some((node, Node { order, index }))
     };
-    let candidates = orders.at_least(order).filter_map(|big| {
-        let set = &orders.sets[big as usize];
+    let next = |order, from| blocks.next(class, order, from);
+    let prev = |order, from| blocks.prev(class, order, from);
+    let candidates = blocks.at_least(class, order).filter_map(|big| {
         // Only the blocks at the edges of the window can fail to hold an aligned part.
         match end {
             End::Low => {
-                let first = set.next(lo >> big)?;
-                fits(big, first).or_else(|| fits(big, set.next(first + 1)?))
+                let first = next(big, lo >> big)?;
+                fits(big, first).or_else(|| fits(big, next(big, first + 1)?))
             }
             End::High => {
-                let last = set.prev((hi - 1) >> big)?;
-                fits(big, last).or_else(|| fits(big, set.prev(last.checked_sub(1)?)?))
+                let last = prev(big, (hi - 1) >> big)?;
+                fits(big, last).or_else(|| fits(big, prev(big, last.checked_sub(1)?)?))
             }
         }
     });

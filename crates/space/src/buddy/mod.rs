@@ -1,5 +1,6 @@
 //! Buddy allocator for physical memory.
 
+mod blocks;
 mod map;
 #[cfg(test)]
 mod tests;
@@ -9,8 +10,9 @@ use alloc::vec::Vec;
 use vrampager_addr::Span;
 
 use crate::SpaceError;
-use crate::bitset::Flags;
-use map::{Class, End, FreeMap, Search};
+use crate::bitset::{DENSE_LIMIT, Flags};
+use blocks::{Blocks, Class};
+use map::{End, Found, FreeMap, SLACK, Search};
 
 /// What a block's bytes hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,6 +164,8 @@ pub struct Buddy {
     map: FreeMap,
     /// Chunks at which a live block starts.
     live: Flags,
+    /// Blocks that may be listed, in a space that lists them, when all that is live is freed.
+    held: usize,
     chunks: u64,
     shift: u32,
 }
@@ -187,9 +191,24 @@ impl Buddy {
         }
         let shift = chunk.trailing_zeros();
         let chunks = size >> shift;
+        if chunks > DENSE_LIMIT {
+            return Self::with_lists(chunks, shift);
+        }
         Ok(Self {
-            map: FreeMap::new(chunks)?,
-            live: Flags::new(chunks + 1, map::dense_limit(chunks))?,
+            map: FreeMap::new(chunks, Blocks::with_bitmaps(chunks)?)?,
+            live: Flags::with_bits(chunks + 1)?,
+            held: 0,
+            chunks,
+            shift,
+        })
+    }
+
+    /// A space too large to have a bit for every block there could be.
+    fn with_lists(chunks: u64, shift: u32) -> Result<Self, SpaceError> {
+        Ok(Self {
+            map: FreeMap::new(chunks, Blocks::with_lists())?,
+            live: Flags::with_list(),
+            held: 0,
             chunks,
             shift,
         })
@@ -244,22 +263,23 @@ impl Buddy {
     /// [`SpaceError::OutOfRange`] when they never could.
     pub fn alloc(&mut self, request: &BuddyRequest) -> Result<Vec<Block>, SpaceError> {
         let plan = self.plan(request)?;
-        self.map.begin();
         let mut blocks = Vec::new();
-        if plan.contiguous {
+        if plan.contiguous || plan.exact().is_some() {
             blocks
                 .try_reserve_exact(1)
                 .map_err(|_| SpaceError::MetadataExhausted)?;
-            let block = self.alloc_run(&plan).ok_or_else(|| self.no_space(&plan))?;
-            blocks.push(block);
+            blocks.push(self.alloc_run(&plan)?);
             return Ok(blocks);
         }
-        match self.alloc_scattered(&plan, &mut blocks) {
+        let mut clear_parts = Vec::new();
+        match self.alloc_scattered(&plan, &mut blocks, &mut clear_parts) {
             Ok(()) => Ok(blocks),
             Err(error) => {
+                clear_parts.sort_unstable();
                 for block in blocks {
-                    let (first, count) = self.end_life(block);
-                    self.map.give_back(first, count, class(block.content));
+                    let taken = self.end_life(block);
+                    self.map
+                        .give_back(taken, class(block.content), &clear_parts);
                 }
                 Err(error)
             }
@@ -276,7 +296,7 @@ impl Buddy {
             return Ok(block);
         }
         let plan = self.plan(&request.contiguous())?;
-        self.alloc_run(&plan).ok_or_else(|| self.no_space(&plan))
+        self.alloc_run(&plan)
     }
 
     /// Gives a live block back, with what it holds.
@@ -291,7 +311,8 @@ impl Buddy {
     /// Shrinks a live block to `keep`; the rest is free again and holds `content`.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] when `keep` is empty, not made of chunks or not inside the block.
+    /// [`SpaceError::Invalid`] when `keep` is empty, not made of chunks or not inside the block,
+    /// [`SpaceError::MetadataExhausted`].
     ///
     /// # Panics
     /// When `block` is not live.
@@ -315,8 +336,9 @@ impl Buddy {
             });
         }
         let (start, end) = (keep.start() >> self.shift, keep.end() >> self.shift);
+        self.prepare(0)?;
         let (first, count) = self.end_life(block);
-        self.live.set(start);
+        self.begin_life(start, end - start);
         if start > first {
             self.map.give(first, start - first, class(content));
         }
@@ -360,7 +382,25 @@ impl Buddy {
             block.offset,
             block.size
         );
+        if self.map.is_listed() {
+            self.held -= self.map.parts(first, count);
+        }
         (first, count)
+    }
+
+    #[inline]
+    fn begin_life(&mut self, first: u64, count: u64) {
+        self.live.set(first);
+        if self.map.is_listed() {
+            self.held += self.map.parts(first, count);
+        }
+    }
+
+    /// Gets the host memory that taking a block, and freeing all that is live, may need. `more`
+    /// blocks may be listed besides.
+    fn prepare(&mut self, more: usize) -> Result<(), SpaceError> {
+        self.map.reserve(self.held + SLACK + more)?;
+        self.live.reserve()
     }
 
     /// Serves a request without conditions from space that is not known to be clear. Not finding
@@ -485,7 +525,7 @@ impl Buddy {
     }
 
     fn adopt(&mut self, first: u64, count: u64, held: Class) -> Block {
-        self.live.set(first);
+        self.begin_life(first, count);
         Block {
             offset: first << self.shift,
             size: count << self.shift,
@@ -497,51 +537,46 @@ impl Buddy {
         }
     }
 
-    /// Takes `count` chunks at the start of a free block of `order`, or of the alignment's.
-    fn take(&mut self, order: u32, count: u64, plan: &Plan) -> Option<Block> {
-        let found = self
-            .map
-            .find_block(&plan.search, order.max(plan.align_order))?;
-        let (first, held) = self.map.claim(found, count);
-        Some(self.adopt(first, count, held))
+    fn find(&self, order: u32, plan: &Plan) -> Option<Found> {
+        self.map
+            .find_block(&plan.search, order.max(plan.align_order))
     }
 
-    fn take_at(&mut self, first: u64, count: u64) -> Option<Block> {
-        if !self.map.is_free(first, first + count) {
-            return None;
-        }
+    fn take_at(&mut self, first: u64, count: u64) -> Block {
         let held = self.map.take_exact(first, count);
-        Some(self.adopt(first, count, held))
+        self.adopt(first, count, held)
     }
 
-    fn alloc_run(&mut self, plan: &Plan) -> Option<Block> {
+    fn alloc_run(&mut self, plan: &Plan) -> Result<Block, SpaceError> {
+        self.prepare(0)?;
         if let Some(first) = plan.exact() {
-            return self.take_at(first, plan.count);
+            if !self.map.is_free(first, first + plan.count) {
+                return Err(self.no_space(plan));
+            }
+            return Ok(self.take_at(first, plan.count));
         }
-        let natural = self.take(natural_order(plan.count), plan.count, plan);
-        if natural.is_some() || plan.search.window.is_some() {
-            return natural;
+        if let Some(found) = self.find(natural_order(plan.count), plan) {
+            let (first, held) = self.map.claim(found, plan.count);
+            return Ok(self.adopt(first, plan.count, held));
         }
-        if plan.count > self.map.free_chunks() {
-            return None;
+        if plan.search.window.is_some() || plan.count > self.map.free_chunks() {
+            return Err(self.no_space(plan));
         }
-        let first = self
-            .map
-            .find_run(plan.count, 1 << plan.align_order, &self.live)?;
-        self.take_at(first, plan.count)
+        let align = 1 << plan.align_order;
+        match self.map.find_run(plan.count, align, &self.live) {
+            Some(first) => Ok(self.take_at(first, plan.count)),
+            None => Err(self.no_space(plan)),
+        }
     }
 
-    fn alloc_scattered(&mut self, plan: &Plan, blocks: &mut Vec<Block>) -> Result<(), SpaceError> {
-        if let Some(first) = plan.exact() {
-            blocks
-                .try_reserve_exact(1)
-                .map_err(|_| SpaceError::MetadataExhausted)?;
-            blocks.push(
-                self.take_at(first, plan.count)
-                    .ok_or_else(|| self.no_space(plan))?,
-            );
-            return Ok(());
-        }
+    /// Takes blocks until the request is served. When it can't be, `blocks` and `clear_parts` say
+    /// what is to be undone.
+    fn alloc_scattered(
+        &mut self,
+        plan: &Plan,
+        blocks: &mut Vec<Block>,
+        clear_parts: &mut Vec<(u64, u64)>,
+    ) -> Result<(), SpaceError> {
         if plan.padded > self.map.free_chunks() {
             return Err(self.no_space(plan));
         }
@@ -549,17 +584,21 @@ impl Buddy {
         let mut order = self.max_order();
         while padded > 0 {
             order = order.min(padded.ilog2());
-            blocks
-                .try_reserve(1)
-                .map_err(|_| SpaceError::MetadataExhausted)?;
-            let Some(block) = self.take(order, wanted.min(1 << order), plan) else {
+            let Some(found) = self.find(order, plan) else {
                 if order <= plan.min_order {
                     return Err(self.no_space(plan));
                 }
                 order -= 1;
                 continue;
             };
-            blocks.push(block);
+            blocks
+                .try_reserve(1)
+                .map_err(|_| SpaceError::MetadataExhausted)?;
+            let count = wanted.min(1 << order);
+            self.map.note_clear(&found, count, clear_parts)?;
+            self.prepare(clear_parts.len())?;
+            let (first, held) = self.map.claim(found, count);
+            blocks.push(self.adopt(first, count, held));
             padded -= 1 << order;
             wanted = wanted.saturating_sub(1 << order);
         }

@@ -168,51 +168,107 @@ fn random_request(rng: &mut Rng, chunks: u64) -> BuddyRequest {
 #[test]
 fn random_operations_agree_with_an_ownership_table() {
     for seed in 0..60 {
+        churn(seed, |chunks| Buddy::new(chunks * PAGE, PAGE));
+        churn(seed, |chunks| Buddy::with_lists(chunks, PAGE.ilog2()));
+    }
+}
+
+#[test]
+fn bitmaps_and_lists_give_the_same_answers() {
+    for seed in 0..40 {
         let mut rng = Rng(seed);
         let chunks = 1 + rng.below(200);
-        let mut mm = Buddy::new(chunks * PAGE, PAGE).unwrap();
-        let count = usize::try_from(chunks).unwrap();
-        let mut model = Model {
-            owner: vec![None; count],
-            clear: vec![false; count],
-        };
+        let mut one = Buddy::new(chunks * PAGE, PAGE).unwrap();
+        let mut other = Buddy::with_lists(chunks, PAGE.ilog2()).unwrap();
         let mut live: Vec<Block> = Vec::new();
-        for step in 0..400 {
-            let free = mm.free_bytes();
-            if rng.below(5) < 3 {
-                let request = random_request(&mut rng, chunks);
-                match mm.alloc(&request) {
-                    Ok(blocks) => {
-                        let got: u64 = blocks.iter().map(|block| block.size).sum();
-                        assert_eq!(got, request.size, "seed {seed} step {step}");
-                        assert!(!request.contiguous || blocks.len() == 1);
-                        for block in blocks {
-                            assert_eq!(block.offset % request.align.max(PAGE), 0);
-                            assert!(request.within.is_none_or(|span| span.covers(block.span())));
-                            model.take(block, step);
-                            live.push(block);
-                        }
-                    }
-                    Err(_) => assert_eq!(mm.free_bytes(), free, "a failure changes nothing"),
+        for _ in 0..300 {
+            let content = if rng.below(2) == 0 {
+                Content::Dirty
+            } else {
+                Content::Cleared
+            };
+            match rng.below(8) {
+                0..=3 => {
+                    let request = random_request(&mut rng, chunks);
+                    let got = one.alloc(&request);
+                    assert_eq!(got, other.alloc(&request), "seed {seed} {request:?}");
+                    live.extend(got.unwrap_or_default());
                 }
-            } else if !live.is_empty() {
-                let pick = usize::try_from(rng.below(live.len() as u64)).unwrap();
-                let block = live.swap_remove(pick);
-                let content = if rng.below(2) == 0 {
-                    Content::Dirty
-                } else {
-                    Content::Cleared
-                };
-                mm.free(block, content);
-                model.give(block, content);
+                7 if rng.below(10) == 0 => {
+                    one.reset(content);
+                    other.reset(content);
+                }
+                kind if !live.is_empty() => {
+                    let pick = usize::try_from(rng.below(live.len() as u64)).unwrap();
+                    let block = live.swap_remove(pick);
+                    if kind == 7 {
+                        let from = block.offset + rng.below(block.size / PAGE) * PAGE;
+                        let most = (block.offset + block.size - from) / PAGE;
+                        let keep = Span::new(from, (1 + rng.below(most)) * PAGE).unwrap();
+                        let kept = one.trim(block, keep, content);
+                        assert_eq!(kept, other.trim(block, keep, content));
+                        live.extend(kept);
+                    } else {
+                        one.free(block, content);
+                        other.free(block, content);
+                    }
+                }
+                _ => {}
             }
-            mm.check();
-            model.agree(&mm);
+            assert_eq!(one.cleared_bytes(), other.cleared_bytes());
+            assert_eq!(one.free_bytes(), other.free_bytes());
+            assert_eq!(one.largest_free(), other.largest_free());
+            one.check();
+            other.check();
         }
-        for block in live {
-            mm.free(block, Content::Dirty);
+    }
+}
+
+fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
+    let mut rng = Rng(seed);
+    let chunks = 1 + rng.below(200);
+    let mut mm = make(chunks).unwrap();
+    let count = usize::try_from(chunks).unwrap();
+    let mut model = Model {
+        owner: vec![None; count],
+        clear: vec![false; count],
+    };
+    let mut live: Vec<Block> = Vec::new();
+    for step in 0..400 {
+        let free = mm.free_bytes();
+        if rng.below(5) < 3 {
+            let request = random_request(&mut rng, chunks);
+            match mm.alloc(&request) {
+                Ok(blocks) => {
+                    let got: u64 = blocks.iter().map(|block| block.size).sum();
+                    assert_eq!(got, request.size, "seed {seed} step {step}");
+                    assert!(!request.contiguous || blocks.len() == 1);
+                    for block in blocks {
+                        assert_eq!(block.offset % request.align.max(PAGE), 0);
+                        assert!(request.within.is_none_or(|span| span.covers(block.span())));
+                        model.take(block, step);
+                        live.push(block);
+                    }
+                }
+                Err(_) => assert_eq!(mm.free_bytes(), free, "a failure changes nothing"),
+            }
+        } else if !live.is_empty() {
+            let pick = usize::try_from(rng.below(live.len() as u64)).unwrap();
+            let block = live.swap_remove(pick);
+            let content = if rng.below(2) == 0 {
+                Content::Dirty
+            } else {
+                Content::Cleared
+            };
+            mm.free(block, content);
+            model.give(block, content);
         }
         mm.check();
-        assert_eq!(mm.free_bytes(), mm.size());
+        model.agree(&mm);
     }
+    for block in live {
+        mm.free(block, Content::Dirty);
+    }
+    mm.check();
+    assert_eq!(mm.free_bytes(), mm.size());
 }

@@ -1,4 +1,7 @@
+use std::vec::Vec;
+
 use super::*;
+use crate::testing::Rng;
 
 #[test]
 fn offsets_lie_above_four_gib_and_are_found_by_any_part() {
@@ -20,10 +23,10 @@ fn offsets_lie_above_four_gib_and_are_found_by_any_part() {
 fn grants_are_counted_per_client_and_outlive_offsets() {
     let mut offsets = FakeOffsets::new();
     assert_eq!(offsets.verify(1, 10), Err(AccessDenied));
-    offsets.allow(1, 10);
-    offsets.allow(1, 10);
-    offsets.allow_once(1, 10);
-    offsets.allow_once(1, 11);
+    offsets.allow(1, 10).unwrap();
+    offsets.allow(1, 10).unwrap();
+    offsets.allow_once(1, 10).unwrap();
+    offsets.allow_once(1, 11).unwrap();
     offsets.add(1, 4096).unwrap();
     offsets.remove(1);
     offsets.revoke(1, 10);
@@ -33,4 +36,82 @@ fn grants_are_counted_per_client_and_outlive_offsets() {
     offsets.revoke(1, 12);
     offsets.revoke(1, 11);
     assert!(!offsets.is_allowed(1, 11));
+}
+
+#[test]
+fn the_first_offset_and_the_number_of_pages_are_those_of_drm() {
+    let mut offsets = FakeOffsets::new();
+    let pages = u64::from(u32::MAX >> 12) * 256;
+    assert!(offsets.add(1, (pages + 1) * PAGE_SIZE).is_err());
+    assert!(offsets.add(1, u64::MAX).is_err());
+    assert!(offsets.add(1, 0).is_err());
+    let all = offsets.add(1, pages * PAGE_SIZE).unwrap();
+    assert_eq!(all.start(), (u64::from(u32::MAX >> 12) + 1) * PAGE_SIZE);
+    assert!(matches!(
+        offsets.add(2, 1),
+        Err(SpaceError::NoSpace { free: 0, .. })
+    ));
+    offsets.check();
+}
+
+#[test]
+fn offsets_and_grants_agree_with_lists() {
+    for seed in 0..20 {
+        let mut rng = Rng(seed);
+        let mut offsets = FakeOffsets::new();
+        let mut spans: Vec<(u64, Span)> = Vec::new();
+        let mut grants: Vec<(u64, u64)> = Vec::new();
+        for _ in 0..500 {
+            let (object, client) = (rng.below(20), rng.below(4));
+            match rng.below(7) {
+                0 | 1 => {
+                    let span = offsets.add(object, 1 + rng.below(20_000)).unwrap();
+                    let known = spans.iter().find(|(of, _)| *of == object);
+                    assert!(known.is_none_or(|(_, old)| *old == span));
+                    assert!(
+                        !spans
+                            .iter()
+                            .any(|(of, s)| *of != object && s.overlaps(span))
+                    );
+                    if known.is_none() {
+                        spans.push((object, span));
+                    }
+                }
+                2 => {
+                    offsets.remove(object);
+                    spans.retain(|(of, _)| *of != object);
+                }
+                3 => {
+                    offsets.allow(object, client).unwrap();
+                    grants.push((object, client));
+                }
+                4 => {
+                    offsets.allow_once(object, client).unwrap();
+                    if !grants.contains(&(object, client)) {
+                        grants.push((object, client));
+                    }
+                }
+                5 => {
+                    offsets.revoke(object, client);
+                    if let Some(at) = grants.iter().position(|&g| g == (object, client)) {
+                        grants.swap_remove(at);
+                    }
+                }
+                _ => {
+                    offsets.revoke_all(object);
+                    grants.retain(|(of, _)| *of != object);
+                }
+            }
+            offsets.check();
+            let allowed = grants.contains(&(object, client));
+            assert_eq!(offsets.verify(object, client).is_ok(), allowed);
+            let span = spans.iter().find(|(of, _)| *of == object).map(|(_, s)| *s);
+            assert_eq!(offsets.offsets(object), span);
+            if let Some(span) = span {
+                let (at, len) = (span.start() + rng.below(span.len()), 1 + rng.below(9000));
+                let found = (at + len <= span.end()).then_some((object, span));
+                assert_eq!(offsets.lookup(at, len), found);
+            }
+        }
+    }
 }

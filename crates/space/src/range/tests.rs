@@ -254,3 +254,48 @@ fn filling_from_either_end_packs_the_leaves() {
         );
     }
 }
+
+#[test]
+fn a_live_range_can_be_cut_at_any_places() {
+    for seed in 0..20 {
+        let mut rng = Rng(seed);
+        let mut mm = RangeAllocator::new(Span::new(0, 20_000).unwrap());
+        mm.reserve(Span::new(0, 20_000).unwrap(), 0).unwrap();
+        let mut cells = vec![0; 20_000];
+        for color in 1..1500 {
+            let start = rng.below(20_000);
+            let whole = mm.find(start).unwrap().span;
+            let len = 1 + rng.below(whole.end() - start);
+            let part = Span::new(start, len.min(1 + rng.below(30))).unwrap();
+            mm.reserve_isolation().unwrap();
+            mm.isolate(part, color);
+            cells[index(part.start())..index(part.end())].fill(color);
+            if color % 100 == 0 {
+                mm.check();
+            }
+        }
+        for range in mm.ranges() {
+            let part = &cells[index(range.span.start())..index(range.span.end())];
+            assert!(part.iter().all(|&color| color == range.color));
+        }
+        // Back to one hole, in another order than it was cut.
+        let mut starts: Vec<_> = mm.ranges().map(|range| range.span.start()).collect();
+        starts.sort_unstable_by_key(|start| start.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        starts
+            .iter()
+            .for_each(|&start| assert!(mm.remove(start).is_some()));
+        mm.check();
+        assert_eq!((mm.len(), mm.metadata_nodes()), (0, 1));
+    }
+}
+
+#[test]
+fn an_untouched_space_is_one_hole_without_records() {
+    let span = Span::new(7, 100).unwrap();
+    let mm = RangeAllocator::new(span);
+    assert_eq!((mm.metadata_bytes(), mm.largest_hole()), (0, 100));
+    assert_eq!(mm.holes().collect::<Vec<_>>(), [span]);
+    assert_eq!((mm.find(7), mm.first_at_or_after(0)), (None, None));
+    let empty = RangeAllocator::new(Span::new(7, 0).unwrap());
+    assert_eq!((empty.holes().count(), empty.largest_hole()), (0, 0));
+}

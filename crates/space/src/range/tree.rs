@@ -47,13 +47,17 @@ impl<T> Slab<T> {
         self.grow(count)
     }
 
+    /// Grows the list of spare records first: should growing the records fail then, the list has
+    /// more room than it needs, and never less.
     #[cold]
     fn grow(&mut self, count: usize) -> Result<(), SpaceError> {
         let out = |_| SpaceError::MetadataExhausted;
-        self.items.try_reserve(count).map_err(out)?;
+        let len = self.items.len();
+        let room = (len + count).max(len * 2);
         self.spare
-            .try_reserve(self.items.capacity() - self.spare.len())
-            .map_err(out)
+            .try_reserve_exact(room - self.spare.len())
+            .map_err(out)?;
+        self.items.try_reserve_exact(room - len).map_err(out)
     }
 
     fn add(&mut self, item: T) -> u32 {
@@ -101,16 +105,17 @@ pub(super) struct Tree {
 
 impl Tree {
     /// A space that is one hole; it is not empty.
-    pub(super) fn new(start: u64, end: u64) -> Self {
+    pub(super) fn new(start: u64, end: u64) -> Result<Self, SpaceError> {
         let mut leaves = Slab::new();
+        leaves.reserve(1)?;
         let root = leaves.add(Leaf::hole(start, end));
-        Self {
+        Ok(Self {
             inners: Slab::new(),
             leaves,
             root,
             height: 0,
             longest: end - start,
-        }
+        })
     }
 
     pub(super) fn longest(&self) -> u64 {
@@ -134,6 +139,24 @@ impl Tree {
     pub(super) fn reserve(&mut self) -> Result<(), SpaceError> {
         self.leaves.reserve(1)?;
         self.inners.reserve(self.height + 1)
+    }
+
+    /// Makes sure that the next two [cuts](Self::cut) need no memory.
+    pub(super) fn reserve_cuts(&mut self) -> Result<(), SpaceError> {
+        self.leaves.reserve(2)?;
+        self.inners.reserve(2 * self.height + 3)
+    }
+
+    /// Cuts the live range at `path` in two: one that ends at `start`, and one from there on that
+    /// has the colour `color`. The caller has reserved.
+    pub(super) fn cut(&mut self, path: &Path, start: u64, color: u32) {
+        let mut path = *path;
+        if self.leaf(&path).len as usize == FANOUT {
+            self.split_leaf(&path);
+            path = self.seek(start);
+        }
+        let at = path.at + 1;
+        self.leaf_mut(&path).open(at, start, color, false);
     }
 
     #[inline]

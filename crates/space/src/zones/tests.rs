@@ -22,6 +22,7 @@ fn a_hundred_thousand_rounds_of_a_gibibyte_leave_one_hole() {
 #[test]
 fn a_retired_range_is_not_handed_out_before_its_fence() {
     let mut space = VaSpace::new(&[Zone::between("z", 0, 100)]).unwrap();
+    space.add_timeline(3).unwrap();
     let span = space.carve("z", 100, 1, VaSpace::SHARED).unwrap();
     space.retire(
         span.start(),
@@ -48,6 +49,7 @@ fn a_retired_range_is_not_handed_out_before_its_fence() {
 #[test]
 fn the_next_generation_gets_no_address_of_one_that_is_not_gone() {
     let mut space = VaSpace::new(&[Zone::between("z", 0, 100)]).unwrap();
+    space.add_timeline(0).unwrap();
     let first: Vec<_> = (0..2)
         .map(|_| space.carve("z", 40, 1, 1).unwrap())
         .collect();
@@ -123,6 +125,7 @@ fn a_reserved_window_and_address_zero_are_never_handed_out() {
 #[should_panic(expected = "no live range starts at")]
 fn retiring_a_range_twice_is_a_bug() {
     let mut space = VaSpace::new(&[Zone::LOW]).unwrap();
+    space.add_timeline(0).unwrap();
     let span = space.carve("low", 4096, 4096, VaSpace::SHARED).unwrap();
     let fence = Some(SpaceFence {
         timeline: 0,
@@ -182,71 +185,185 @@ impl Cells {
     }
 }
 
+impl Cells {
+    /// Whether a run of cells that are all `kind` holds an aligned range.
+    fn has_run(&self, kind: Cell, (lo, hi): (u64, u64), size: u64, align: u64) -> bool {
+        let run = |&start: &u64| {
+            start.is_multiple_of(align)
+                && start + size <= hi
+                && self.cells[index(start)..index(start + size)]
+                    .iter()
+                    .all(|cell| *cell == kind)
+        };
+        (lo..hi).any(|start| run(&start))
+    }
+
+    fn fill(&mut self, span: Span, cell: Cell) {
+        self.cells[index(span.start())..index(span.end())].fill(cell);
+    }
+}
+
+/// A random carve, and what the cells say about it.
+fn carve(space: &mut VaSpace, model: &mut Cells, rng: &mut Rng, seed: u64) -> Option<(Span, u32)> {
+    let generation = u32::try_from(rng.below(4)).unwrap();
+    let (name, bounds) = [("low", (0, 200)), ("high", (200, 256))][index(rng.below(2))];
+    let (size, align) = (1 + rng.below(9), 1 + rng.below(4));
+    let parked = Cell::Parked(generation);
+    let reuses = generation != 0 && model.has_run(parked, bounds, size, align);
+    let closed = model.closed.contains(&generation);
+    match space.carve(name, size, align, generation) {
+        Ok(span) => {
+            assert!(!closed && span.start() >= bounds.0 && span.end() <= bounds.1);
+            assert!(span.start().is_multiple_of(align));
+            for &cell in &model.cells[index(span.start())..index(span.end())] {
+                let expected = if reuses { parked } else { Cell::Free };
+                assert_eq!(cell, expected, "seed {seed}");
+            }
+            model.fill(span, Cell::Live(generation));
+            Some((span, generation))
+        }
+        Err(error) => {
+            let free = model.has_run(Cell::Free, bounds, size, align);
+            assert!(closed || !reuses && !free, "seed {seed}: {error}");
+            None
+        }
+    }
+}
+
 #[test]
 fn no_address_passes_to_another_owner_before_its_time() {
-    for seed in 0..40 {
+    for seed in 0..100 {
         let mut rng = Rng(seed);
-        let mut space = VaSpace::new(&[Zone::between("z", 0, 64)]).unwrap();
+        let zones = [
+            Zone::between("low", 0, 200),
+            Zone::between("high", 200, 256),
+        ];
+        let mut space = VaSpace::new(&zones).unwrap();
+        space.add_timeline(0).unwrap();
+        space.add_timeline(1).unwrap();
         let mut model = Cells {
-            cells: vec![Cell::Free; 64],
+            cells: vec![Cell::Free; 256],
             reached: [0; 2],
             closed: Vec::new(),
         };
         let mut live: Vec<(Span, u32)> = Vec::new();
-        for _ in 0..400 {
-            match rng.below(8) {
-                0..=3 => {
-                    let generation = u32::try_from(rng.below(4)).unwrap();
-                    let Ok(span) = space.carve("z", 1 + rng.below(9), 1, generation) else {
-                        continue;
-                    };
-                    for cell in &mut model.cells[index(span.start())..index(span.end())] {
-                        let mine = generation != 0 && *cell == Cell::Parked(generation);
-                        assert!(mine || *cell == Cell::Free, "seed {seed}: {cell:?}");
-                        *cell = Cell::Live(generation);
-                    }
-                    live.push((span, generation));
-                }
-                4 | 5 if !live.is_empty() => {
+        for step in 0..600 {
+            // Fuller and emptier in turn: a full space is where parking matters.
+            let carves = if step / 150 % 2 == 0 { 6 } else { 3 };
+            match rng.below(9) {
+                kind if kind < carves => live.extend(carve(&mut space, &mut model, &mut rng, seed)),
+                6 | 7 if !live.is_empty() => {
                     let (span, generation) = live.swap_remove(index(rng.below(live.len() as u64)));
                     let timeline = u32::try_from(rng.below(2)).unwrap();
-                    let fence = SpaceFence {
-                        timeline,
-                        value: rng.below(30),
-                    };
+                    let value = model.reached[index(u64::from(timeline))] + rng.below(5);
+                    let fence = SpaceFence { timeline, value };
+                    assert_eq!(space.find(span.end() - 1), Some(span));
                     assert_eq!(space.retire(span.start(), Some(fence)), span);
-                    let waiting = Cell::Waiting(generation, fence);
-                    model.cells[index(span.start())..index(span.end())].fill(waiting);
+                    assert_eq!(space.find(span.start()), None);
+                    model.fill(span, Cell::Waiting(generation, fence));
                 }
-                6 => {
-                    let timeline = rng.below(2);
-                    let value = rng.below(30);
-                    space.signalled(u32::try_from(timeline).unwrap(), value);
-                    let reached = &mut model.reached[index(timeline)];
-                    *reached = value.max(*reached);
-                }
-                _ => {
+                8 if rng.below(4) == 0 => {
                     let generation = u32::try_from(1 + rng.below(3)).unwrap();
-                    let known = |cell: &Cell| match *cell {
-                        Cell::Live(of) | Cell::Waiting(of, _) | Cell::Parked(of) => {
-                            of == generation
-                        }
-                        Cell::Free => false,
-                    };
-                    if rng.below(4) == 0 && model.cells.iter().any(known) {
+                    if !space.is_gone(generation) {
                         space.close_generation(generation);
                         model.closed.push(generation);
                     }
                 }
+                _ => {
+                    let timeline = rng.below(2);
+                    let reached = &mut model.reached[index(timeline)];
+                    let value = (*reached + 3).saturating_sub(rng.below(5));
+                    *reached = value.max(*reached);
+                    let waits = |cell: &&Cell| match **cell {
+                        Cell::Waiting(_, fence) => {
+                            u64::from(fence.timeline) == timeline && fence.value <= value
+                        }
+                        Cell::Free | Cell::Live(_) | Cell::Parked(_) => false,
+                    };
+                    let waiting = model.cells.iter().filter(waits).count() as u64;
+                    let signalled = space.signalled(u32::try_from(timeline).unwrap(), value);
+                    assert_eq!(signalled, waiting, "seed {seed}");
+                }
             }
             model.settle();
             space.check();
-            let free = model
-                .cells
-                .iter()
-                .filter(|cell| **cell == Cell::Free)
-                .count() as u64;
-            assert_eq!(space.stats().free_bytes, free, "seed {seed}");
+            let count = |cell: Cell| model.cells.iter().filter(|&&of| of == cell).count() as u64;
+            assert_eq!(space.stats().free_bytes, count(Cell::Free), "seed {seed}");
+            for generation in 1..4 {
+                let mine = |cell: &Cell| match *cell {
+                    Cell::Live(of) | Cell::Waiting(of, _) | Cell::Parked(of) => of == generation,
+                    Cell::Free => false,
+                };
+                assert_eq!(space.is_gone(generation), !model.cells.iter().any(mine));
+            }
         }
     }
+}
+
+#[test]
+fn a_removed_timeline_keeps_nothing_waiting() {
+    let mut space = VaSpace::new(&[Zone::between("z", 0, 100)]).unwrap();
+    let fence = |timeline| SpaceFence {
+        timeline,
+        value: u64::MAX,
+    };
+    space.add_timeline(1).unwrap();
+    space.add_timeline(2).unwrap();
+    for timeline in [1, 2] {
+        let span = space.carve("z", 50, 1, VaSpace::SHARED).unwrap();
+        space.retire(span.start(), Some(fence(timeline)));
+    }
+    assert_eq!(space.remove_timeline(1), 50);
+    assert_eq!((space.remove_timeline(1), space.signalled(1, 1)), (0, 0));
+    assert_eq!(space.stats().free_bytes, 50);
+    space.check();
+}
+
+#[test]
+#[should_panic(expected = "timeline 7 is not known")]
+fn a_fence_of_an_unknown_timeline_is_a_bug() {
+    let mut space = VaSpace::new(&[Zone::LOW]).unwrap();
+    let span = space.carve("low", 4096, 4096, VaSpace::SHARED).unwrap();
+    let fence = SpaceFence {
+        timeline: 7,
+        value: 1,
+    };
+    space.retire(span.start(), Some(fence));
+}
+
+#[test]
+fn a_generation_parks_its_ranges_as_one_and_cuts_them_anew() {
+    let mut space = VaSpace::new(&[Zone::between("z", 0, 1000)]).unwrap();
+    let spans: Vec<_> = (0..100)
+        .map(|_| space.carve("z", 10, 1, 5).unwrap())
+        .collect();
+    for span in &spans {
+        space.retire(span.start(), None);
+    }
+    assert_eq!(space.stats().quarantined_bytes, 1000);
+    let again: Vec<_> = (0..3).map(|_| space.carve("z", 333, 1, 5)).collect();
+    let starts = again.iter().map(|span| span.map(Span::start));
+    assert!(starts.eq([Ok(0), Ok(333), Ok(666)]));
+    space.check();
+    space.close_generation(5);
+    for span in again {
+        assert_eq!(space.stats().free_bytes, 0);
+        space.retire(span.unwrap().start(), None);
+    }
+    assert_eq!((space.stats().holes, space.stats().free_bytes), (1, 1000));
+    space.check();
+}
+
+#[test]
+fn a_reserved_window_is_found_by_nobody_and_a_zone_may_be_empty() {
+    let zones = [Zone::between("none", 50, 50), Zone::between("z", 100, 200)];
+    let mut space = VaSpace::new(&zones).unwrap();
+    space.reserve(Span::new(100, 60).unwrap()).unwrap();
+    assert_eq!(space.find(120), None);
+    assert!(space.carve("none", 1, 1, 3).is_err());
+    assert!(space.is_gone(3), "a carve that failed leaves no generation");
+    assert_eq!(space.carve("z", 1, 1, 3).map(Span::start), Ok(160));
+    assert!(space.carve("y", 1, 1, 3).is_err());
+    assert_eq!(space.find(99), None);
+    space.check();
 }
