@@ -33,7 +33,7 @@ mod zones;
 pub use buddy::{Block, Buddy, BuddyRequest, Content};
 pub use error::{ErrorKind, SpaceError};
 pub use offsets::{AccessDenied, FakeOffsets};
-pub use range::{EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
+pub use range::{Eviction, EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
 pub use sub::{Fit, SubAllocator};
 pub use zones::{SpaceFence, VaSpace, VaStats, Zone};
 

@@ -1,16 +1,16 @@
 //! Address-ordered allocation of ranges.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use core::fmt;
 
 use vrampager_addr::Span;
 
 use crate::SpaceError;
+pub use evict::{Eviction, EvictionScan};
 use index::HoleIndex;
 use node::{Segment, Side};
 use tree::{Path, Tree};
 
+mod evict;
 mod index;
 mod node;
 mod tree;
@@ -307,8 +307,12 @@ impl RangeAllocator {
             .ok_or_else(|| self.no_space(span.len()))?;
         let path = tree.seek(span.start());
         let hole = tree.segment(&path);
-        let (lo, hi) = self.usable(tree, &path, hole, color).unwrap_or((1, 0));
-        if !hole.hole || span.start() < lo || span.end() > hi {
+        // The gap rule is asked about neighbours of a hole only: those are live.
+        let usable = hole
+            .hole
+            .then(|| self.usable(tree, &path, hole, color))
+            .flatten();
+        if usable.is_none_or(|(lo, hi)| span.start() < lo || span.end() > hi) {
             return Err(self.no_space(span.len()));
         }
         self.occupy(&path, (span.start(), span.end()), color);
@@ -408,14 +412,8 @@ impl RangeAllocator {
                 value: 0,
             });
         }
-        Ok(EvictionScan {
-            space: self,
-            request: *request,
-            window: self.window(request.within)?,
-            added: Vec::new(),
-            merged: BTreeMap::new(),
-            hit: None,
-        })
+        let window = self.window(request.within)?;
+        Ok(EvictionScan::new(self, request, window))
     }
 
     /// Compares all records with one another; for tests, O(n).
@@ -693,106 +691,6 @@ fn range(segment: Segment) -> Range {
     Range {
         span: span(segment.start, segment.end),
         color: segment.val,
-    }
-}
-
-/// A search for ranges to evict, fed with candidates, the most expendable first.
-///
-/// It borrows the space and changes nothing there, so that giving up needs no undo.
-#[derive(Debug)]
-pub struct EvictionScan<'a> {
-    space: &'a RangeAllocator,
-    request: RangeRequest,
-    window: Span,
-    added: Vec<u64>,
-    /// Free space as it would be without the candidates, where it differs.
-    merged: BTreeMap<u64, u64>,
-    hit: Option<Span>,
-}
-
-impl EvictionScan<'_> {
-    /// Adds the live range that starts at `start`. Returns the place the request would get once
-    /// the victims are gone, as soon as there is one; later candidates change nothing.
-    ///
-    /// # Panics
-    /// When no live range starts there.
-    pub fn add(&mut self, start: u64) -> Option<Span> {
-        if self.hit.is_some() {
-            return self.hit;
-        }
-        let range = self
-            .space
-            .find(start)
-            .filter(|range| range.span.start() == start);
-        let node = range.expect("a candidate is live").span;
-        self.added.push(start);
-        let (mut lo, mut hi) = (start, node.end());
-        if let Some((&before, &end)) = self.merged.range(..start).next_back()
-            && end == start
-        {
-            self.merged.remove(&before);
-            lo = before;
-        } else if let Some(hole) = start.checked_sub(1).and_then(|at| self.hole_at(at)) {
-            lo = hole.start;
-        }
-        if let Some(end) = self.merged.remove(&hi) {
-            hi = end;
-        } else if let Some(hole) = self.hole_at(hi) {
-            hi = hole.end;
-            // The hole may already belong to the candidate behind it.
-            if let Some(end) = self.merged.remove(&hole.start) {
-                hi = end;
-            }
-        }
-        self.merged.insert(lo, hi);
-        self.hit = self
-            .fit(lo, hi)
-            .map(|start| span(start, start + self.request.size));
-        self.hit
-    }
-
-    /// The candidates to evict, the last added first: those that overlap the place
-    /// found or stand too near to it. Empty
-    /// when there is none.
-    #[must_use]
-    pub fn victims(&self) -> Vec<Span> {
-        let Some(hit) = self.hit else {
-            return Vec::new();
-        };
-        let color = self.request.color;
-        let gap = |left, right| self.space.gap.map_or(0, |gap| gap(left, right));
-        let too_near = |victim: &Range| {
-            let end = victim.span.end().saturating_add(gap(victim.color, color));
-            let begin = victim.span.start().saturating_sub(gap(color, victim.color));
-            end > hit.start() && begin < hit.end()
-        };
-        self.added
-            .iter()
-            .rev()
-            .filter_map(|&start| self.space.find(start))
-            .filter(too_near)
-            .map(|victim| victim.span)
-            .collect()
-    }
-
-    fn hole_at(&self, address: u64) -> Option<Segment> {
-        self.space.lookup(address).filter(|segment| segment.hole)
-    }
-
-    /// Where in the room between two live neighbours the request can start.
-    fn fit(&self, mut lo: u64, mut hi: u64) -> Option<u64> {
-        if let Some(gap) = self.space.gap {
-            let color = self.request.color;
-            let left = lo.checked_sub(1).and_then(|at| self.space.find(at));
-            lo = lo.checked_add(left.map_or(0, |left| gap(left.color, color)))?;
-            let right = self.space.find(hi);
-            hi = hi.checked_sub(right.map_or(0, |right| gap(color, right.color)))?;
-        }
-        place(
-            lo.max(self.window.start()),
-            hi.min(self.window.end()),
-            &self.request,
-        )
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::Rng;
 use vrampager_addr::Span;
-use vrampager_space::{Mode, RangeAllocator, RangeRequest, SpaceError};
+use vrampager_space::{Eviction, Mode, RangeAllocator, RangeRequest, SpaceError};
 
 const PRIMES: [u64; 31] = [
     2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97,
@@ -351,16 +351,16 @@ fn full_of_units(count: u64) -> RangeAllocator {
 /// Scans, evicts, inserts into the room made, and puts the victims back.
 fn evict_and_restore(mm: &mut RangeAllocator, order: &[u64], request: RangeRequest) -> Span {
     let mut scan = mm.eviction_scan(&request).unwrap();
-    let hit = order
-        .iter()
-        .find_map(|&start| scan.add(start))
-        .expect("everything may go");
-    let victims = scan.victims();
+    assert!(
+        order.iter().any(|&start| scan.add(start, 1).unwrap()),
+        "everything may go"
+    );
+    let Eviction { place, victims, .. } = scan.first().unwrap().unwrap();
     for victim in &victims {
         mm.remove(victim.start()).unwrap();
     }
     let got = mm.insert(&request.mode(Mode::Evict)).unwrap();
-    assert_eq!(got, hit, "only the room made is free");
+    assert_eq!(got, place, "only the room made is free");
     assert_eq!(mm.holes().count(), 0, "no more was evicted than needed");
     mm.remove(got.start()).unwrap();
     for victim in victims {
@@ -375,9 +375,10 @@ fn scanning_without_evicting_changes_nothing() {
     let before = format!("{mm:?}");
     let mut scan = mm.eviction_scan(&RangeRequest::new(65)).unwrap();
     for start in Rng(4).shuffled(64) {
-        assert_eq!(scan.add(start), None);
+        assert_eq!(scan.add(start, 1), Ok(false));
     }
-    assert!(scan.victims().is_empty());
+    assert_eq!(scan.first(), Ok(None));
+    assert_eq!(scan.cheapest(), Ok(None));
     assert_eq!(format!("{mm:?}"), before);
 }
 
@@ -440,6 +441,29 @@ fn colours_are_kept_with_their_ranges() {
 }
 
 #[test]
+fn the_gap_rule_is_asked_about_live_colours_only() {
+    let known = |left: u32, right: u32| {
+        assert!(left >= 100 && right >= 100, "{left} and {right}");
+        0
+    };
+    let mut mm = RangeAllocator::with_gap(span(0, 100), known);
+    for start in (0..100).step_by(10) {
+        mm.reserve(span(start, 5), 100).unwrap();
+    }
+    // An index numbers the holes.
+    mm.insert(&RangeRequest::new(1).color(101)).unwrap();
+    for start in 0..100 {
+        let taken = mm.find(start).is_some();
+        assert_eq!(mm.reserve(span(start, 1), 102).is_err(), taken);
+        let mut scan = mm.eviction_scan(&RangeRequest::new(7).color(103)).unwrap();
+        let candidate = mm.find(start).unwrap().span.start();
+        scan.add(candidate, 1).unwrap();
+        scan.cheapest().unwrap();
+        mm.find(start).filter(|_| !taken).map(|_| mm.remove(start));
+    }
+}
+
+#[test]
 fn neighbours_of_different_colour_keep_their_gap() {
     for mode in MODES {
         let mut mm = RangeAllocator::with_gap(span(0, 1 << 20), one_unit_gap);
@@ -481,11 +505,8 @@ fn eviction_counts_neighbours_that_stand_too_close() {
     for (size, mode) in (0..8).flat_map(|p| [Mode::Low, Mode::High].map(|m| (1_u64 << p, m))) {
         let request = RangeRequest::new(size).mode(mode).color(u32::MAX);
         let mut scan = mm.eviction_scan(&request).unwrap();
-        order
-            .iter()
-            .find_map(|&start| scan.add(start))
-            .expect("everything may go");
-        let victims: Vec<_> = scan.victims();
+        assert!(order.iter().any(|&start| scan.add(start, 1).unwrap()));
+        let Eviction { place, victims, .. } = scan.first().unwrap().unwrap();
         let old: Vec<_> = victims
             .iter()
             .map(|span| mm.find(span.start()).unwrap())
@@ -496,6 +517,7 @@ fn eviction_counts_neighbours_that_stand_too_close() {
         let got = mm
             .insert(&request)
             .expect("the victims made room with its gaps");
+        assert_eq!(got, place);
         mm.check();
         mm.remove(got.start()).unwrap();
         for range in old {
