@@ -142,7 +142,9 @@ fn disturbed<S: Subject>(seed: u64, course: &Course<S::Answer>, unlucky: usize, 
                 answer = Some(first);
             }
         }
-        let answer = answer.unwrap_or_else(|| subject.step(dice()));
+        let frees = subject.frees(dice());
+        let (answer, asked) = metered(u64::MAX, || answer.unwrap_or_else(|| subject.step(dice())));
+        assert!(!frees || asked == 0, "{}: step {step} asked", context());
         assert_eq!(answer, *expected, "{} at step {step}", context());
     }
     subject.state();
@@ -510,4 +512,55 @@ fn zones_survive_the_loss_of_any_allocation() {
 #[test]
 fn offsets_survive_the_loss_of_any_allocation() {
     exhaust::<Offsets>(6, 200);
+}
+
+#[test]
+fn listed_blocks_that_merge_with_nothing_are_freed_without_memory() {
+    // Runs of 1365 chunks, end to end: each is made of a dozen aligned blocks, and while its
+    // neighbours live none of them merge.
+    const RUN: u64 = 1365 * PAGE;
+    let mut space = Buddy::new(1 << 62, PAGE).unwrap();
+    let exact = |n: u64| BuddyRequest::new(RUN).within(Span::new(n * RUN, RUN).unwrap());
+    let runs: Vec<Block> = (0..2000)
+        .map(|n| space.alloc_one(&exact(n)).unwrap())
+        .collect();
+    let bytes = space.metadata_bytes();
+    for part in [0, 1] {
+        let contents = [Content::Dirty, Content::Cleared].into_iter().cycle();
+        for (&run, content) in runs.iter().skip(part).step_by(2).zip(contents) {
+            let ((), asked) = metered(0, || space.free(run, content));
+            assert_eq!(asked, 0);
+        }
+        space.check();
+    }
+    assert_eq!(
+        (space.metadata_bytes(), space.largest_free()),
+        (bytes, 1 << 62)
+    );
+}
+
+#[test]
+fn a_tree_that_was_refused_memory_is_taken_down_without_any() {
+    for refused in 0.. {
+        let mut space = RangeAllocator::new(Span::new(0, 3000).unwrap());
+        let mut left = Some(refused);
+        for start in 0..3000 {
+            let span = Span::new(start, 1).unwrap();
+            let allowed = left.unwrap_or(u64::MAX);
+            let (result, asked) = metered(allowed, || space.reserve(span, 0));
+            left = left.and_then(|left| left.checked_sub(asked));
+            if result.is_err() {
+                space.reserve(span, 0).unwrap();
+            }
+        }
+        for start in (0..3000).map(|n| n * 7 % 3000) {
+            let (_, asked) = metered(0, || space.remove(start).unwrap());
+            assert_eq!(asked, 0, "request {refused} refused");
+        }
+        space.check();
+        if left.is_some() {
+            assert!(refused > 10, "{refused} requests test nothing");
+            break;
+        }
+    }
 }
