@@ -1,6 +1,7 @@
 use core::fmt;
 
-/// Why a request was refused. Unless a method says otherwise nothing has changed.
+/// Why a request was refused. Nothing has changed: the same request may be made again, and gets
+/// the answer it would have got had it never been refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {
@@ -13,21 +14,22 @@ pub enum SpaceError {
         /// Length of the largest hole or block, whatever its alignment.
         largest: u64,
     },
-    /// An argument can never be satisfied by this space.
+    /// An argument can never be satisfied by this space, however empty.
     Invalid {
-        /// Name of the argument.
+        /// Name of the argument, as the method or the request calls it.
         argument: &'static str,
-        /// The value it had.
+        /// The value it had; of a span, its start or its length, whichever is at fault.
         value: u64,
     },
-    /// A range reaches beyond the space.
+    /// A range, or the limits of a request, reach beyond the space.
     OutOfRange {
         /// First address asked for.
         start: u64,
         /// Bytes asked for.
         len: u64,
     },
-    /// The allocator could not get memory for its own records.
+    /// The host has no memory for the allocator's own records. Giving something back needs none,
+    /// and makes room for records of what is asked for next.
     MetadataExhausted,
 }
 

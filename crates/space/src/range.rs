@@ -24,13 +24,24 @@ pub enum Mode {
     /// The smallest hole that fits, the lowest of equals. Packs random lifetimes best.
     #[default]
     Best,
-    /// The lowest address that fits. An aligned request that is refused by 64 holes takes the
-    /// lowest hole that is long enough for any alignment, if there is one.
+    /// The lowest address that fits.
+    ///
+    /// This is exact without an alignment, whatever the space, and with one for as long as one of
+    /// the 64 lowest holes that are long enough (for the size, not counting the alignment) serves.
+    /// If none of them does, the range goes to the lowest hole in which it fits wherever that
+    /// starts, which one of `size + align - 1` bytes is. A lower one that happens to be aligned is
+    /// overlooked then: finding it could mean looking at every hole of the space. Only if there is
+    /// no such hole are all the others looked at, so that a refusal means that nothing fits.
+    ///
+    /// With limits the counting begins at the limit. A hole that the limits, or a gap rule, leave
+    /// too short is counted, but never taken.
     Low,
     /// The highest address that fits; the range lies at the top of its hole. Aligned requests as
-    /// for [`Mode::Low`].
+    /// for [`Mode::Low`], from the other end.
     High,
-    /// The hole that was made last.
+    /// The hole that was made last; what is left of a hole counts as made anew, and its upper part
+    /// as later than its lower. Ages are known from the first request for [`Mode::Best`] or this
+    /// one on: holes that were there by then count as made in address order.
     Evict,
 }
 
@@ -192,7 +203,9 @@ impl RangeAllocator {
         self.len == 0
     }
 
-    /// Bytes of host memory held for records.
+    /// Bytes of host memory held for records: at most 256 per range of the most that were ever
+    /// live at once, 384 once [`Mode::Best`] or [`Mode::Evict`] was asked for, and 8 KiB. Records
+    /// are kept for later use, and go with the allocator.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.tree.as_ref().map_or(0, Tree::bytes) + self.index.as_ref().map_or(0, HoleIndex::bytes)

@@ -378,8 +378,8 @@ impl VaSpace {
         self.records.get(id).live.then_some(span)
     }
 
-    /// Bytes of host memory held for records: at most 600 per range of the most that were ever
-    /// live or quarantined at once, and 1000 per zone of the generations not gone.
+    /// Bytes of host memory held for records: at most 640 per range of the most that were ever
+    /// live or quarantined at once, and 2 KiB per zone and generation that is not gone.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         let trees = |ranges: &RangeAllocator| ranges.metadata_bytes() + size_of_val(ranges);

@@ -515,6 +515,21 @@ fn offsets_survive_the_loss_of_any_allocation() {
 }
 
 #[test]
+fn what_needs_no_record_needs_no_memory_either() {
+    let mut offsets = FakeOffsets::new();
+    let span = offsets.add(1, PAGE).unwrap();
+    offsets.allow(1, 7).unwrap();
+    let (results, asked) = metered(0, || {
+        let known = (offsets.add(1, 9 * PAGE), offsets.allow(1, 7));
+        (known, offsets.allow_once(1, 7))
+    });
+    assert_eq!((results, asked), (((Ok(span), Ok(())), Ok(())), 0));
+    let mut space = VaSpace::new(&[Zone::LOW]).unwrap();
+    space.add_timeline(1).unwrap();
+    assert_eq!(metered(0, || space.add_timeline(1)), (Ok(()), 0));
+}
+
+#[test]
 fn listed_blocks_that_merge_with_nothing_are_freed_without_memory() {
     // Runs of 1365 chunks, end to end: each is made of a dozen aligned blocks, and while its
     // neighbours live none of them merge.

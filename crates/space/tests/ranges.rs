@@ -2,6 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "common/growth.rs"]
+mod growth;
+
+use std::time::Instant;
 
 use common::Rng;
 use vrampager_addr::Span;
@@ -319,24 +323,27 @@ fn an_edge_hole_that_is_too_small_does_not_stop_lowest_or_highest() {
 }
 
 #[test]
-fn fragmented_spaces_stay_fast_to_search() {
-    // Counted in holes skipped rather than time: 10 000 holes of 4 KiB can't hold 8 KiB, and
-    // each search must pass over them without looking at every one. A quadratic search would
-    // take minutes here.
+fn twice_the_insertions_into_a_fragmented_space_take_at_most_four_times_as_long() {
+    // 10 000 holes of 4 KiB can't hold 8 KiB: each search passes over them.
     for mode in [Mode::Low, Mode::High] {
-        let mut mm = space(1, u64::MAX - 2);
-        let page = RangeRequest::new(4096).mode(mode);
-        let starts: Vec<u64> = (0..10_000)
-            .map(|_| mm.insert(&page).unwrap().start())
-            .collect();
-        for start in starts.iter().step_by(2) {
-            mm.remove(*start).unwrap();
-        }
-        let double = RangeRequest::new(8192).mode(mode);
-        for _ in 0..30_000 {
-            mm.insert(&double).unwrap();
-        }
-        mm.check();
+        let bounded = growth::is_bounded(4, || {
+            let mut mm = space(1, u64::MAX - 2);
+            let page = RangeRequest::new(4096).mode(mode);
+            let starts: Vec<u64> = (0..10_000)
+                .map(|_| mm.insert(&page).unwrap().start())
+                .collect();
+            for start in starts.iter().step_by(2) {
+                mm.remove(*start).unwrap();
+            }
+            let double = RangeRequest::new(8192).mode(mode);
+            let mut insert = |count| {
+                let begin = Instant::now();
+                (0..count).for_each(|_| assert!(mm.insert(&double).is_ok()));
+                begin.elapsed()
+            };
+            (insert(10_000), insert(20_000))
+        });
+        assert!(bounded, "{mode:?}");
     }
 }
 
@@ -414,9 +421,23 @@ fn limited_eviction_stays_inside_the_limits() {
     let mut mm = full_of_units(count);
     let order = Rng(6).shuffled(count);
     let within = span(2048, 4096);
-    for bit in 0..=12 {
-        let request = RangeRequest::new(1 << bit).within(within);
-        assert!(within.covers(evict_and_restore(&mut mm, &order, request)));
+    let mut evict = |request: RangeRequest| {
+        let got = evict_and_restore(&mut mm, &order, request.within(within));
+        assert!(within.covers(got), "{request:?}");
+        got.start()
+    };
+    for mode in [Mode::Low, Mode::High] {
+        for bit in 0..=12 {
+            evict(RangeRequest::new(1 << bit).mode(mode));
+        }
+        for bit in 0..=11 {
+            let start = evict(RangeRequest::new(2048).align(1 << bit).mode(mode));
+            assert_eq!(start % (1 << bit), 0);
+        }
+        for n in PRIMES {
+            let request = RangeRequest::new((4096 - n).div_ceil(2)).align(n);
+            assert_eq!(evict(request.mode(mode)) % n, 0);
+        }
     }
     assert_contiguous(&mm, count, 1);
 }
@@ -495,15 +516,15 @@ fn neighbours_of_different_colour_keep_their_gap() {
 
 #[test]
 fn eviction_counts_neighbours_that_stand_too_close() {
-    let count = 2 * 1024_u64;
+    let count = 8192_u64;
     let mut mm = RangeAllocator::with_gap(span(0, count * 2 - 1), one_unit_gap);
     for n in 0..count {
         mm.reserve(span(n * 2, 1), u32::try_from(n).unwrap())
             .unwrap();
     }
     let order: Vec<u64> = Rng(7).shuffled(count).into_iter().map(|n| n * 2).collect();
-    for (size, mode) in (0..8).flat_map(|p| [Mode::Low, Mode::High].map(|m| (1_u64 << p, m))) {
-        let request = RangeRequest::new(size).mode(mode).color(u32::MAX);
+    let mut evict = |request: RangeRequest| {
+        let request = request.color(u32::MAX);
         let mut scan = mm.eviction_scan(&request).unwrap();
         assert!(order.iter().any(|&start| scan.add(start, 1).unwrap()));
         let Eviction { place, victims, .. } = scan.first().unwrap().unwrap();
@@ -518,10 +539,81 @@ fn eviction_counts_neighbours_that_stand_too_close() {
             .insert(&request)
             .expect("the victims made room with its gaps");
         assert_eq!(got, place);
-        mm.check();
+        for near in [got.start().checked_sub(1), Some(got.end())] {
+            let neighbour = near.and_then(|at| mm.find(at));
+            assert_eq!(neighbour, None, "{got} touches another");
+        }
         mm.remove(got.start()).unwrap();
         for range in old {
             mm.reserve(range.span, range.color).unwrap();
+        }
+        got
+    };
+    let within = span(4096, 8192);
+    for mode in [Mode::Low, Mode::High] {
+        for bit in 0..14 {
+            evict(RangeRequest::new(1 << bit).mode(mode));
+        }
+        for bit in 0..13 {
+            evict(RangeRequest::new(4096).align(1 << bit).mode(mode));
+            let limited = RangeRequest::new(1 << bit).within(within).mode(mode);
+            assert!(within.covers(evict(limited)));
+        }
+        for n in PRIMES {
+            let request = RangeRequest::new((8192 - n).div_ceil(2)).align(n);
+            assert_eq!(evict(request.mode(mode)).start() % n, 0);
+            let request = RangeRequest::new((4096 - n).div_ceil(2)).align(n);
+            assert!(within.covers(evict(request.mode(mode).within(within))));
+        }
+    }
+    mm.check();
+}
+
+/// 200 holes that can't hold 16 bytes at a multiple of 64, though they are 20 bytes long, but for
+/// one that begins there and one of 100 bytes.
+fn misaligned_holes(aligned: Option<u64>, long: Option<u64>) -> RangeAllocator {
+    let mut mm = space(0, 200 * 256);
+    let mut end = 0;
+    for n in 0..200 {
+        let (start, len) = match n {
+            n if Some(n) == aligned => (n * 256, 20),
+            n if Some(n) == long => (n * 256 + 1, 100),
+            n => (n * 256 + 10, 20),
+        };
+        if let Some(live) = Span::from_bounds(end, start).filter(|live| !live.is_empty()) {
+            mm.reserve(live, 0).unwrap();
+        }
+        end = start + len;
+    }
+    mm.reserve(Span::from_bounds(end, 200 * 256).unwrap(), 0)
+        .unwrap();
+    assert_eq!(mm.holes().count(), 200);
+    mm
+}
+
+#[test]
+fn an_aligned_request_is_exact_for_64_holes_and_then_takes_the_first_that_surely_serves() {
+    let places = [0, 1, 62, 63, 64, 65, 100, 150, 198, 199];
+    let some = || places.map(Some).into_iter().chain([None]);
+    for (aligned, long) in some().flat_map(|a| some().map(move |l| (a, l))) {
+        if aligned.is_some() && aligned == long {
+            continue;
+        }
+        let mm = misaligned_holes(aligned, long);
+        for mode in [Mode::Low, Mode::High] {
+            let from_end = |n: u64| if mode == Mode::Low { n } else { 199 - n };
+            let rank = |hole: &u64| (from_end(*hole) >= 64, from_end(*hole));
+            let near = |hole: &u64| !rank(hole).0;
+            let first = aligned
+                .into_iter()
+                .chain(long)
+                .filter(near)
+                .min_by_key(rank);
+            let expected = first.or(long).or(aligned);
+            let request = RangeRequest::new(16).align(64).mode(mode);
+            let got = mm.clone().insert(&request).ok();
+            let hole = got.map(|span| span.start() / 256);
+            assert_eq!(hole, expected, "{mode:?} {aligned:?} {long:?}");
         }
     }
 }

@@ -244,7 +244,8 @@ impl Buddy {
         self.map.largest() << self.shift
     }
 
-    /// Bytes of host memory held for records.
+    /// Bytes of host memory held for records. They are fixed, ten bits per chunk, in spaces of up
+    /// to 2^28 chunks, and at most 8 KiB per block of the most that were ever live in larger ones.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.map.bytes() + self.live.bytes()

@@ -151,7 +151,8 @@ impl SubAllocator {
         self.live == 0
     }
 
-    /// Bytes of host memory held for records.
+    /// Bytes of host memory held for records: at most 160 per range of the most that were ever
+    /// live, or reserved for, at once, and 8 KiB.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.bins.bytes() + self.edges.bytes()

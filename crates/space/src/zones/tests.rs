@@ -20,6 +20,20 @@ fn a_hundred_thousand_rounds_of_a_gibibyte_leave_one_hole() {
 }
 
 #[test]
+fn a_pool_of_64_buffers_serves_a_hundred_thousand_one_after_another() {
+    // V1: addresses that were only ever counted up ran out after 64.
+    let mut space = VaSpace::new(&[Zone::between("pool", 0, 65_536)]).unwrap();
+    for _ in 0..100_000 {
+        let span = space.carve("pool", 1024, 1, VaSpace::SHARED).unwrap();
+        space.retire(span.start(), None);
+        let stats = space.stats();
+        let seen = (stats.live_bytes, stats.quarantined_bytes, stats.holes);
+        assert_eq!(seen, (0, 0, 1));
+    }
+    assert_eq!(space.stats().largest_hole, 65_536);
+}
+
+#[test]
 fn a_retired_range_is_not_handed_out_before_its_fence() {
     let mut space = VaSpace::new(&[Zone::between("z", 0, 100)]).unwrap();
     space.add_timeline(3).unwrap();
