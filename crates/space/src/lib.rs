@@ -7,11 +7,14 @@
 //! |---|---|---|
 //! | [`Buddy`] | power-of-two blocks, trimmed runs | physical VRAM |
 //! | [`RangeAllocator`] | address-ordered ranges, exact places | virtual addresses, apertures |
+//! | [`SubAllocator`] | ranges whose size the caller remembers | a heap inside one buffer |
 //! | [`VaSpace`] | ranges in named zones, quarantined until a fence | GPU virtual addresses |
 //! | [`FakeOffsets`] | mmap offsets with per-client grants | CPU mappings |
 //!
 //! All types are single-threaded data structures: locking is the owner's business. No operation
-//! that gives space back can fail, because what it needs is held by what it frees.
+//! that gives space back can fail, because what it needs is held by what it frees. Every other
+//! one reports the end of host memory as [`SpaceError::MetadataExhausted`], and changes nothing
+//! then.
 #![no_std]
 #![forbid(unsafe_code)]
 
