@@ -5,8 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use vrampager_addr::Span;
 use vrampager_space::{
-    Block, Buddy, BuddyRequest, Content, Fit, Mode, RangeAllocator, RangeRequest, SpaceError,
-    SubAllocator,
+    Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
+    SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
 };
 
 /// Numbers taken from the fuzzer's bytes; zeroes once they are used up.
@@ -66,7 +66,8 @@ fn ranges(source: &mut Source) {
     let mut table = Table::new(cells);
     let mut live: Vec<Span> = Vec::new();
     while !source.is_used_up() {
-        match source.byte() % 4 {
+        match source.byte() % 5 {
+            4 => evict(source, &space, &live, &table),
             0 | 1 => {
                 let modes = [Mode::Best, Mode::Low, Mode::High, Mode::Evict];
                 let (size, align) = (source.below(40), 1 + source.below(9));
@@ -105,6 +106,37 @@ fn ranges(source: &mut Source) {
     space.check();
 }
 
+/// Scans some of the live ranges, and compares the cheapest window with all windows.
+fn evict(source: &mut Source, space: &RangeAllocator, live: &[Span], table: &Table) {
+    let cells = table.0.len() as u64;
+    let (size, align) = (1 + source.below(60), 1 + source.below(9));
+    let mut scan = space
+        .eviction_scan(&RangeRequest::new(size).align(align).mode(Mode::Low))
+        .unwrap();
+    let mut costs: Vec<Option<u64>> = vec![Some(0); cells as usize];
+    for span in live {
+        let cost = source.byte();
+        for cell in &mut costs[span.start() as usize..span.end() as usize] {
+            *cell = (cost % 4 != 0).then_some(cost);
+        }
+        if cost % 4 != 0 {
+            scan.add(span.start(), cost).unwrap();
+        }
+    }
+    let window_cost = |start: u64| -> Option<u128> {
+        let window = Span::new(start, size)?;
+        if !costs[start as usize..window.end() as usize].iter().all(Option::is_some) {
+            return None;
+        }
+        let victims = live.iter().filter(|span| span.overlaps(window));
+        Some(victims.filter_map(|span| costs[span.start() as usize]).map(u128::from).sum())
+    };
+    let starts = (0..(cells + 1).saturating_sub(size)).filter(|start| start.is_multiple_of(align));
+    let cheapest = starts.filter_map(window_cost).min();
+    let found = scan.cheapest().unwrap();
+    assert_eq!(found.map(|found| found.cost), cheapest);
+}
+
 fn buddy(source: &mut Source) {
     const PAGE: u64 = 4096;
     let chunks = 1 + source.below(300);
@@ -114,7 +146,18 @@ fn buddy(source: &mut Source) {
     while !source.is_used_up() {
         let bits = source.byte();
         let content = if bits & 1 == 0 { Content::Dirty } else { Content::Cleared };
-        if bits & 2 == 0 && !live.is_empty() {
+        if bits & 0x43 == 0x43 {
+            space.reset(content);
+        } else if bits & 0x82 == 0x80 && !live.is_empty() {
+            let at = source.below(live.len() as u64) as usize;
+            let block = live[at];
+            let from = source.below(block.size / PAGE);
+            let keep = 1 + source.below(block.size / PAGE - from);
+            let keep = Span::new(block.offset + from * PAGE, keep * PAGE).unwrap();
+            live[at] = space.trim(block, keep, content).unwrap();
+            table.set(block.offset / PAGE, block.size / PAGE, false);
+            table.set(keep.start() / PAGE, keep.len() / PAGE, true);
+        } else if bits & 2 == 0 && !live.is_empty() {
             let block = live.swap_remove(source.below(live.len() as u64) as usize);
             space.free(block, content);
             table.set(block.offset / PAGE, block.size / PAGE, false);
@@ -180,11 +223,102 @@ fn sub(source: &mut Source) {
     assert_eq!(space.free_bytes(), table.free());
 }
 
+/// Only who owns which cell is compared: the crate's own model says when.
+fn zones(source: &mut Source) {
+    let cells = 2 + source.below(300);
+    let middle = 1 + source.below(cells - 1);
+    let bounds = [(0, middle), (middle, cells)];
+    let zones = [Zone::between("low", 0, middle), Zone::between("high", middle, cells)];
+    let mut space = VaSpace::new(&zones).unwrap();
+    let mut table = Table::new(cells);
+    let mut live: Vec<Span> = Vec::new();
+    space.add_timeline(0).unwrap();
+    while !source.is_used_up() {
+        let generation = source.byte() as u32 % 4;
+        match source.byte() % 8 {
+            0..=3 => {
+                let zone = source.byte() as usize % 2;
+                let (size, align) = (1 + source.below(20), 1 + source.below(5));
+                let name = ["low", "high"][zone];
+                if let Ok(span) = space.carve(name, size, align, generation) {
+                    assert!(span.start() >= bounds[zone].0 && span.end() <= bounds[zone].1);
+                    assert!(span.start().is_multiple_of(align));
+                    table.set(span.start(), span.len(), true);
+                    live.push(span);
+                }
+            }
+            4 | 5 if !live.is_empty() => {
+                let span = live.swap_remove(source.below(live.len() as u64) as usize);
+                let fence = SpaceFence { timeline: 0, value: source.byte() };
+                let fence = (generation > 0).then_some(fence);
+                assert_eq!(space.retire(span.start(), fence), span);
+                // The cells may come back from now on, when they do is another matter.
+                table.set(span.start(), span.len(), false);
+            }
+            6 => space.close_generation(generation),
+            _ => {
+                space.signalled(0, source.byte());
+            }
+        }
+        let stats = space.stats();
+        assert_eq!(stats.free_bytes + stats.quarantined_bytes, table.free());
+        assert_eq!(stats.live_bytes, cells - table.free());
+    }
+    space.check();
+    for span in live {
+        space.retire(span.start(), None);
+    }
+    space.remove_timeline(0);
+    (1..4).for_each(|generation| space.close_generation(generation));
+    space.check();
+    assert_eq!(space.stats().free_bytes, cells);
+}
+
+fn offsets(source: &mut Source) {
+    let mut offsets = FakeOffsets::new();
+    let mut grants = [[0_u32; 4]; 32];
+    while !source.is_used_up() {
+        let (object, client) = (source.byte() % 32, source.byte() % 4);
+        let count = &mut grants[object as usize][client as usize];
+        match source.byte() % 7 {
+            0 | 1 => {
+                let span = offsets.add(object, 1 + source.below(1 << 16)).unwrap();
+                assert_eq!(offsets.lookup_exact(span.start(), span.len()), Some(object));
+            }
+            2 => {
+                offsets.remove(object);
+                assert_eq!(offsets.offsets(object), None);
+            }
+            3 => {
+                offsets.allow(object, client).unwrap();
+                *count += 1;
+            }
+            4 => {
+                offsets.allow_once(object, client).unwrap();
+                *count = (*count).max(1);
+            }
+            5 => {
+                offsets.revoke(object, client);
+                *count = count.saturating_sub(1);
+            }
+            _ => {
+                offsets.revoke_all(object);
+                grants[object as usize] = [0; 4];
+            }
+        }
+        let allowed = grants[object as usize][client as usize] > 0;
+        assert_eq!(offsets.verify(object, client).is_ok(), allowed);
+    }
+    offsets.check();
+}
+
 fuzz_target!(|bytes: &[u8]| {
     let mut source = Source(bytes);
-    match source.byte() % 3 {
+    match source.byte() % 5 {
         0 => ranges(&mut source),
         1 => buddy(&mut source),
+        2 => zones(&mut source),
+        3 => offsets(&mut source),
         _ => sub(&mut source),
     }
 });
