@@ -314,3 +314,51 @@ fn costs_beyond_64_bits_add_up() {
     let found = scan.cheapest().unwrap().unwrap();
     assert_eq!(found.cost, 2 * u128::from(u64::MAX));
 }
+
+#[test]
+fn an_aperture_smaller_than_memory_serves_all_of_it_by_evicting_the_least_recent() {
+    // 64 pages of aperture before buffers of 2000 pages. The colour is the buffer's number.
+    let mut aperture = RangeAllocator::new(Span::new(1 << 32, 64).unwrap());
+    let mut rng = Rng(5);
+    let sizes: Vec<u64> = (0..250).map(|_| 1 + rng.below(15)).collect();
+    let mut recent: Vec<(usize, u64)> = Vec::new();
+    let (mut hits, mut evictions) = (0, 0);
+    for _ in 0..20_000 {
+        // Half of the accesses go to a few buffers.
+        let few = if rng.below(2) == 0 { 4 } else { 250 };
+        let buffer = usize::try_from(rng.below(few)).unwrap();
+        if let Some(at) = recent.iter().position(|&(of, _)| of == buffer) {
+            let entry = recent.remove(at);
+            recent.push(entry);
+            hits += 1;
+        } else {
+            let color = u32::try_from(buffer).unwrap();
+            let request = RangeRequest::new(sizes[buffer])
+                .color(color)
+                .mode(Mode::Low);
+            let mut scan = aperture.eviction_scan(&request).unwrap();
+            for (age, &(_, start)) in (0_u64..).zip(&recent) {
+                // Much cheaper than one more recent.
+                scan.add(start, 1 << age.min(63)).unwrap();
+            }
+            let found = scan.cheapest().unwrap().expect("all may go");
+            for victim in found.victims {
+                aperture.remove(victim.start()).unwrap();
+                recent.retain(|&(_, start)| start != victim.start());
+                evictions += 1;
+            }
+            aperture.reserve(found.place, color).unwrap();
+            recent.push((buffer, found.place.start()));
+        }
+        let &(of, start) = recent.last().unwrap();
+        let page = start + rng.below(sizes[of]);
+        let found = aperture.find(page).unwrap();
+        assert_eq!((found.color as usize, found.span.start()), (of, start));
+    }
+    aperture.check();
+    assert_eq!(aperture.len(), recent.len());
+    assert!(
+        hits > 7000 && evictions > 5000,
+        "{hits} hits, {evictions} evictions"
+    );
+}
