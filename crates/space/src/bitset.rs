@@ -13,13 +13,17 @@ const DEPTH: usize = 5;
 ///
 /// # Invariants
 /// Level 0 holds a bit per member; a bit of level `n + 1` is set when the word of level `n` it
-/// stands for is not zero. Level `n` begins at `words[starts[n]]`; the top level is one word.
+/// stands for is not zero. Level `n` begins at `words[starts[n]]`; the top level is one word. No
+/// member is below `low`, which is [`NO_MEMBER`] when there is none.
 #[derive(Clone, Debug)]
 pub(crate) struct BitTree {
     words: Vec<u64>,
     starts: [usize; DEPTH],
     depth: usize,
+    low: usize,
 }
+
+const NO_MEMBER: usize = usize::MAX;
 
 #[inline]
 fn low_bit(word: u64) -> usize {
@@ -49,6 +53,7 @@ impl BitTree {
             words: zeroes(total)?,
             starts,
             depth,
+            low: NO_MEMBER,
         })
     }
 
@@ -60,6 +65,7 @@ impl BitTree {
     #[inline]
     pub(crate) fn insert(&mut self, index: u64) {
         let mut index = dense(index);
+        self.low = self.low.min(index);
         for &start in &self.starts[..self.depth] {
             let word = &mut self.words[start + (index >> 6)];
             let old = *word;
@@ -83,7 +89,23 @@ impl BitTree {
             }
             index >>= 6;
         }
+        self.low = NO_MEMBER;
         true
+    }
+
+    /// Takes the smallest member out of a set that is not empty. Returns it, and whether the set
+    /// is empty afterwards.
+    #[inline]
+    pub(crate) fn take_first(&mut self) -> (u64, bool) {
+        // Mostly it is in the word it was in the last time: there is no need to come from the top.
+        let rest = self.words[self.low >> 6];
+        let first = if rest == 0 {
+            dense(self.descend_low(self.depth, 0))
+        } else {
+            self.low & !63 | low_bit(rest)
+        };
+        self.low = first;
+        (wide(first), self.remove(wide(first)))
     }
 
     #[inline]
@@ -101,12 +123,6 @@ impl BitTree {
             index = index << 6 | high_bit(self.words[self.starts[level] + index]);
         }
         wide(index)
-    }
-
-    /// The smallest member of a set that is not empty; any number of one that is.
-    #[inline]
-    pub(crate) fn first(&self) -> u64 {
-        self.descend_low(self.depth, 0)
     }
 
     /// The smallest member at or above `from`.
@@ -253,6 +269,54 @@ impl Flags {
         match self {
             Self::Dense(words) => words.capacity() * size_of::<u64>(),
             Self::Listed(set) => set.bytes(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::testing::Rng;
+
+    #[test]
+    fn a_bit_tree_answers_as_the_standard_set() {
+        for seed in 0..30 {
+            let mut rng = Rng(seed);
+            let universe = 1 + rng.below(20_000);
+            let (mut ours, mut theirs) = (BitTree::new(universe).unwrap(), BTreeSet::new());
+            for _ in 0..2000 {
+                let index = rng.below(universe);
+                // Often empty, often with a single member.
+                match rng.below(5) {
+                    0 | 1 => {
+                        ours.insert(index);
+                        theirs.insert(index);
+                    }
+                    2 if theirs.contains(&index) => {
+                        theirs.remove(&index);
+                        assert_eq!(ours.remove(index), theirs.is_empty());
+                    }
+                    _ if theirs.is_empty() => {}
+                    3 => {
+                        let first = theirs.pop_first().unwrap();
+                        assert_eq!(ours.take_first(), (first, theirs.is_empty()));
+                    }
+                    _ => {
+                        let last = theirs.pop_last().unwrap();
+                        assert_eq!(ours.remove(last), theirs.is_empty());
+                    }
+                }
+                assert_eq!(ours.contains(index), theirs.contains(&index));
+                assert_eq!(ours.next(index), theirs.range(index..).next().copied());
+                assert_eq!(
+                    ours.prev(index),
+                    theirs.range(..=index).next_back().copied()
+                );
+                assert_eq!(ours.next(u64::MAX), None);
+                assert_eq!(ours.prev(u64::MAX), theirs.last().copied());
+            }
         }
     }
 }

@@ -62,10 +62,14 @@ impl Orders {
         Ok(Self { sets, mask: 0 })
     }
 
-    /// The lowest block of an order that is not empty.
+    /// Takes the lowest block of an order that is not empty out.
     #[inline]
-    pub(super) fn first(&self, order: u32) -> u64 {
-        self.sets[order as usize].first()
+    pub(super) fn take_first(&mut self, order: u32) -> u64 {
+        let (index, is_last) = self.sets[order as usize].take_first();
+        if is_last {
+            self.mask &= !(1 << order);
+        }
+        index
     }
 
     #[inline]
