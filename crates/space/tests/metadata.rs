@@ -1,9 +1,10 @@
 //! How much host memory records take, at most: the figures of the documentation.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+#[path = "common/rng.rs"]
+mod rng;
 
-use common::Rng;
+use rng::Rng;
 use vrampager_addr::Span;
 use vrampager_space::{
     Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
