@@ -16,7 +16,6 @@
 //! one reports the end of host memory as [`SpaceError::MetadataExhausted`], and changes nothing
 //! then.
 #![no_std]
-#![forbid(unsafe_code)]
 
 extern crate alloc;
 #[cfg(test)]

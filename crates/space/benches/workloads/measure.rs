@@ -18,32 +18,29 @@ pub(crate) struct Run {
     pub(crate) live: usize,
 }
 
-/// Length and handle of what is in each slot.
+/// Handle and length of what is in each slot.
 struct Slots<P: Peer> {
-    live: Vec<Option<P::Live>>,
-    pages: Vec<u32>,
+    live: Vec<Option<(P::Live, u32)>>,
 }
 
 impl<P: Peer> Slots<P> {
     fn new(trace: &Trace) -> Self {
         Self {
             live: vec![None; trace.slots],
-            pages: vec![0; trace.slots],
         }
     }
 
     #[inline(always)]
     fn apply(&mut self, peer: &mut P, op: Op) -> bool {
-        let slot = op.slot as usize;
+        let slot = &mut self.live[op.slot as usize];
         if op.pages == 0 {
-            if let Some(live) = self.live[slot].take() {
-                peer.free(live, self.pages[slot]);
+            if let Some((live, pages)) = slot.take() {
+                peer.free(live, pages);
             }
             return true;
         }
-        self.live[slot] = peer.alloc(op);
-        self.pages[slot] = op.pages;
-        self.live[slot].is_some()
+        *slot = peer.alloc(op).map(|live| (live, op.pages));
+        slot.is_some()
     }
 }
 
@@ -134,11 +131,11 @@ pub(crate) fn shadow<P: Peer>(trace: &Trace) -> Shadow {
     for (index, &op) in trace.warm.iter().chain(&trace.ops).enumerate() {
         let slot = op.slot as usize;
         if let Some(old) = slots.live[slot].as_ref().filter(|_| op.pages == 0) {
-            live.remove(&P::start(old));
+            live.remove(&P::start(&old.0));
         }
         slots.apply(&mut peer, op);
         if let Some(new) = slots.live[slot].as_ref().filter(|_| op.pages > 0) {
-            let (start, end) = (P::start(new), P::start(new) + u64::from(op.pages));
+            let (start, end) = (P::start(&new.0), P::start(&new.0) + u64::from(op.pages));
             let before = live
                 .range(..end)
                 .next_back()

@@ -1,6 +1,7 @@
 //! One face for every allocator that is measured.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
 use vrampager_addr::Span;
 use vrampager_space::{
@@ -54,24 +55,25 @@ macro_rules! sub_peer {
 
         impl Peer for $type {
             const NAME: &'static str = $name;
-            type Live = u64;
+            /// Number of the page behind: as small as the peers' handles.
+            type Live = NonZeroU32;
             fn new(trace: &Trace) -> Self {
-                let space =
-                    SubAllocator::with_capacity(trace.pages * PAGE, PAGE, $fit, trace.slots);
+                let (size, ranges) = (trace.pages * PAGE, trace.slots / 4 * 5);
+                let space = SubAllocator::with_capacity(size, PAGE, $fit, ranges);
                 Self(space.expect("the space fits 32-bit pages"))
             }
             #[inline]
-            fn alloc(&mut self, op: Op) -> Option<u64> {
-                self.0
-                    .alloc(bytes(op.pages), u64::from(op.align) * PAGE)
-                    .ok()
+            fn alloc(&mut self, op: Op) -> Option<NonZeroU32> {
+                let align = u64::from(op.align) * PAGE;
+                let offset = self.0.alloc(bytes(op.pages), align).ok()?;
+                NonZeroU32::new((offset / PAGE) as u32 + 1)
             }
             #[inline]
-            fn free(&mut self, live: u64, pages: u32) {
-                self.0.free(live, bytes(pages));
+            fn free(&mut self, live: NonZeroU32, pages: u32) {
+                self.0.free(bytes(live.get() - 1), bytes(pages));
             }
-            fn start(live: &u64) -> u64 {
-                live / PAGE
+            fn start(live: &NonZeroU32) -> u64 {
+                u64::from(live.get() - 1)
             }
         }
     };

@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use super::edges::{Edge, Place, Side};
+
 /// No hole: the number 0 stands for none, and its record is never read for content.
 pub(super) const NONE: u32 = 0;
 
@@ -12,21 +14,29 @@ const SUB_BITS: u32 = 5;
 const OCTAVES: usize = 32;
 const BINS: usize = OCTAVES * SUB as usize;
 
-/// A hole; one cache line holds four.
+/// A hole.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Hole {
     pub(super) start: u32,
     pub(super) len: u32,
     next: u32,
     prev: u32,
+    /// Where the edges at its start and at its end are.
+    pub(super) places: [Place; 2],
+}
+
+impl Hole {
+    #[inline]
+    pub(super) fn end(self) -> u32 {
+        self.start + self.len
+    }
 }
 
 /// The bin of holes of `len` units: one length up to 63, then 32 bins per octave.
 #[inline]
 pub(super) fn bin_of(len: u32) -> u32 {
-    let octave = (len | (SUB - 1)).ilog2();
-    let shift = octave.max(SUB_BITS) - SUB_BITS;
-    ((octave - (SUB_BITS - 1)) << SUB_BITS) + (len >> shift & (SUB - 1))
+    let shift = (len | SUB).ilog2() - SUB_BITS;
+    (shift << SUB_BITS) + (len >> shift)
 }
 
 /// # Invariants
@@ -57,7 +67,7 @@ impl Bins {
     pub(super) fn reserve(&mut self, count: usize) -> Result<(), crate::SpaceError> {
         let missing = (count + 1).saturating_sub(self.holes.len());
         self.holes
-            .try_reserve(missing)
+            .try_reserve_exact(missing)
             .map_err(|_| crate::SpaceError::MetadataExhausted)?;
         if self.holes.is_empty() {
             self.holes.push(Hole::default());
@@ -72,6 +82,28 @@ impl Bins {
     #[inline]
     pub(super) fn get(&self, id: u32) -> Hole {
         self.holes[id as usize]
+    }
+
+    /// Where an edge of a hole is.
+    #[inline]
+    pub(super) fn address(&self, edge: Edge) -> u32 {
+        let hole = self.get(edge.hole());
+        hole.start
+            + if edge.side() == Side::Start {
+                0
+            } else {
+                hole.len
+            }
+    }
+
+    #[inline]
+    pub(super) fn set_places(&mut self, id: u32, places: [Place; 2]) {
+        self.holes[id as usize].places = places;
+    }
+
+    #[inline]
+    pub(super) fn set_place(&mut self, edge: Edge, place: Place) {
+        self.holes[edge.hole() as usize].places[edge.side() as usize] = place;
     }
 
     /// Records a hole.
@@ -95,12 +127,14 @@ impl Bins {
         id
     }
 
+    /// Forgets a hole.
     #[inline]
-    pub(super) fn delete(&mut self, id: u32) {
+    pub(super) fn delete(&mut self, id: u32) -> Hole {
         let hole = self.holes[id as usize];
         self.unlink(hole, bin_of(hole.len));
         self.holes[id as usize].next = self.spare;
         self.spare = id;
+        hole
     }
 
     /// Changes the bounds of a hole.

@@ -2,153 +2,457 @@
 
 use alloc::vec::Vec;
 
+use super::bins::Bins;
+use super::tags;
 use crate::SpaceError;
 
 /// Which boundary of a hole an address is. Two holes never touch, so an address is one boundary
 /// of one hole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Edge {
-    Start,
-    End,
+pub(super) enum Side {
+    Start = 0,
+    End = 1,
 }
 
-/// A place in the table, valid until the next insertion or removal.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot(usize);
+/// One boundary of one hole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Edge(u32);
 
-/// Open addressing with linear probing; removal shifts back what would become unreachable, so
-/// that lookups never wade through tombstones.
+impl Edge {
+    #[inline]
+    pub(super) fn new(hole: u32, side: Side) -> Self {
+        Self(hole << 1 | side as u32)
+    }
+
+    #[inline]
+    pub(super) fn hole(self) -> u32 {
+        self.0 >> 1
+    }
+
+    #[inline]
+    pub(super) fn side(self) -> Side {
+        if self.0 & 1 == 0 {
+            Side::Start
+        } else {
+            Side::End
+        }
+    }
+}
+
+/// Edges that a bucket holds, and how many it has on average when the table grows.
+const SLOTS: usize = 12;
+const LOAD: usize = 8;
+/// A count of strays, or a reach, that says no more than "many".
+const MANY: u16 = u16::MAX;
+
+/// One cache line.
 ///
 /// # Invariants
-/// A slot is 0 when free, else `address << 32 | hole << 1 | edge`, with a hole number above 0.
-/// There is always a free slot.
-#[derive(Clone, Debug)]
-pub(super) struct Edges {
-    slots: Vec<u64>,
-    shift: u32,
+/// A tag is 0 for a free slot, else a hash of the address of the slot's edge. What would be tags
+/// 12 to 15 is the [`Strays`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Bucket {
+    tags: [u8; 16],
+    edges: [Edge; SLOTS],
 }
 
-/// Fibonacci hashing: neighbouring addresses land far apart.
-const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+/// How many edges belong to a bucket and are elsewhere, and within how many steps of its probe
+/// sequence they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Strays {
+    count: u16,
+    reach: u16,
+}
 
+/// Slots of a bucket, one bit each.
+#[derive(Clone, Copy)]
+struct Slots(u32);
+
+impl Iterator for Slots {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        if self.0 == 0 {
+            return None;
+        }
+        let slot = self.0.trailing_zeros();
+        self.0 &= self.0 - 1;
+        Some(slot)
+    }
+}
+
+impl Bucket {
+    const EMPTY: Self = Self {
+        tags: [0; 16],
+        edges: [Edge(0); SLOTS],
+    };
+
+    /// The slots with a tag; 0 finds the free ones.
+    #[inline]
+    fn tagged(&self, tag: u8) -> Slots {
+        Slots(tags::equal(&self.tags, tag) & ((1 << SLOTS) - 1))
+    }
+
+    #[inline]
+    fn has_strays(&self) -> bool {
+        self.strays().count > 0
+    }
+
+    #[inline]
+    fn strays(&self) -> Strays {
+        let [.., a, b, c, d] = self.tags;
+        Strays {
+            count: u16::from_le_bytes([a, b]),
+            reach: u16::from_le_bytes([c, d]),
+        }
+    }
+
+    fn set_strays(&mut self, strays: Strays) {
+        self.tags[12..14].copy_from_slice(&strays.count.to_le_bytes());
+        self.tags[14..].copy_from_slice(&strays.reach.to_le_bytes());
+    }
+
+    fn used(&self) -> Slots {
+        Slots(self.tagged(0).0 ^ ((1 << SLOTS) - 1))
+    }
+
+    #[inline]
+    fn edge(&self, slot: u32) -> Edge {
+        self.edges[slot as usize]
+    }
+
+    #[inline]
+    fn fill(&mut self, slot: u32, tag: u8, edge: Edge) {
+        self.tags[slot as usize] = tag;
+        self.edges[slot as usize] = edge;
+    }
+
+    #[cold]
+    fn forget_stray(&mut self) {
+        // What was not counted can't be counted down: only the next split finds out.
+        let Strays { count, reach } = self.strays();
+        if count != MANY {
+            let reach = if count == 1 { 0 } else { reach };
+            self.set_strays(Strays {
+                count: count - 1,
+                reach,
+            });
+        }
+    }
+}
+
+/// Where an address belongs, until the table grows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
+    bucket: usize,
+    tag: u8,
+}
+
+/// What a home's bucket says of an address.
+#[derive(Clone, Copy)]
+pub(super) struct Hints {
+    slots: Slots,
+    strays: u16,
+}
+
+impl Hints {
+    /// Whether the address is the edge of no hole.
+    #[inline]
+    pub(super) fn is_nothing(self) -> bool {
+        self.slots.0 | u32::from(self.strays) == 0
+    }
+}
+
+/// Where an edge is, until the table grows: the bucket, whether it is a stray there, the slot.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Place(u32);
+
+impl Place {
+    const BUCKETS: usize = 1 << 27;
+
+    #[inline]
+    fn new(bucket: usize, stray: bool, slot: u32) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "below BUCKETS")]
+        Self((bucket as u32) << 5 | u32::from(stray) << 4 | slot)
+    }
+
+    #[inline]
+    fn bucket(self) -> usize {
+        (self.0 >> 5) as usize
+    }
+
+    #[inline]
+    fn is_stray(self) -> bool {
+        self.0 & 16 != 0
+    }
+
+    #[inline]
+    fn slot(self) -> u32 {
+        self.0 & 15
+    }
+}
+
+/// A linear hash table: it grows by one bucket at a time, in memory that was reserved before, so
+/// that it is never larger than the holes there have been need, and no operation pays for a
+/// rehash of all. The address of an edge is not stored: it is that of the hole.
+///
+/// An edge whose bucket is full goes to the next one in the bucket's probe sequence that is not:
+/// first down to bucket 0, then up. The sequence does not depend on the number of buckets.
+///
+/// # Invariants
+/// There are more slots than edges. There are between `low + 1` and `2 * low + 1` buckets,
+/// `low + 1` being a power of two.
+#[derive(Clone, Debug)]
+pub(super) struct Edges {
+    buckets: Vec<Bucket>,
+    low: u32,
+    used: usize,
+}
+
+/// Bits of an address that choose the bucket.
+#[cfg(test)]
+pub(super) fn bucket_bits(address: u32) -> u32 {
+    hash(address).0
+}
+
+/// Bits of an address that choose the bucket, and the tag, never 0.
 #[inline]
-fn address(entry: u64) -> u32 {
-    (entry >> 32) as u32
+fn hash(address: u32) -> (u32, u8) {
+    // Fibonacci hashing: neighbouring addresses land far apart.
+    let product = u64::from(address).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let tag = (product >> 56) as u8;
+    ((product >> 32) as u32, tag + u8::from(tag == 0))
 }
 
 impl Edges {
-    /// Room for `edges` entries and a free slot.
-    pub(super) fn with_room(edges: usize) -> Result<Self, SpaceError> {
-        let len = (edges + 1).next_power_of_two().max(16);
-        let mut slots = Vec::new();
-        slots
-            .try_reserve_exact(len)
-            .map_err(|_| SpaceError::MetadataExhausted)?;
-        slots.resize(len, 0);
-        Ok(Self {
-            slots,
-            shift: 64 - len.trailing_zeros(),
-        })
-    }
-
-    pub(super) fn room(&self) -> usize {
-        self.slots.len() - 1
-    }
-
-    /// Makes room for `edges` entries in all.
-    pub(super) fn grow(&mut self, edges: usize) -> Result<(), SpaceError> {
-        let mut grown = Self::with_room(edges)?;
-        for &entry in self.slots.iter().filter(|&&entry| entry != 0) {
-            let (_, Slot(free)) = grown.probe(address(entry));
-            grown.slots[free] = entry;
+    /// An empty table. Nothing can be put in before [`reserve`](Self::reserve).
+    pub(super) const fn new() -> Self {
+        Self {
+            buckets: Vec::new(),
+            low: 0,
+            used: 0,
         }
-        *self = grown;
+    }
+
+    /// Makes sure that `edges` can be in the table without further memory.
+    pub(super) fn reserve(&mut self, edges: usize) -> Result<(), SpaceError> {
+        let buckets = edges.div_ceil(LOAD).max(1);
+        if buckets > Place::BUCKETS {
+            return Err(SpaceError::MetadataExhausted);
+        }
+        self.buckets
+            .try_reserve_exact(buckets.saturating_sub(self.buckets.len()))
+            .map_err(|_| SpaceError::MetadataExhausted)?;
+        if self.buckets.is_empty() {
+            self.buckets.push(Bucket::EMPTY);
+        }
         Ok(())
     }
 
-    #[inline]
-    fn home(&self, address: u32) -> usize {
-        #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
-        {
-            (u64::from(address).wrapping_mul(MULTIPLIER) >> self.shift) as usize
-        }
+    pub(super) fn room(&self) -> usize {
+        self.buckets.capacity() * LOAD
     }
 
-    /// The entry of `address`, or 0, and the slot where it is or would go.
     #[inline]
-    fn probe(&self, wanted: u32) -> (u64, Slot) {
-        let mask = self.slots.len() - 1;
-        let mut at = self.home(wanted);
-        loop {
-            let entry = self.slots[at & mask];
-            if entry == 0 || address(entry) == wanted {
-                return (entry, Slot(at & mask));
-            }
-            at += 1;
-        }
+    pub(super) fn home(&self, address: u32) -> Home {
+        let (hash, tag) = hash(address);
+        let bucket = self.choose(hash, self.buckets.len());
+        Home { bucket, tag }
     }
 
-    /// The hole that has a boundary at `address`, and the slot where it is or would go.
     #[inline]
-    pub(super) fn find(&self, wanted: u32) -> (Option<(u32, Edge)>, Slot) {
-        let (entry, slot) = self.probe(wanted);
-        if entry == 0 {
-            return (None, slot);
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
-        let value = entry as u32;
-        let edge = if value & 1 == 0 {
-            Edge::Start
+    fn choose(&self, hash: u32, buckets: usize) -> usize {
+        let wide = (hash & (self.low << 1 | 1)) as usize;
+        if wide < buckets {
+            wide
         } else {
-            Edge::End
-        };
-        (Some((value >> 1, edge)), slot)
+            (hash & self.low) as usize
+        }
     }
 
-    /// Puts a boundary into the slot found for it.
+    /// Where the edge of a home's address may be.
     #[inline]
-    pub(super) fn set(&mut self, Slot(slot): Slot, wanted: u32, hole: u32, edge: Edge) {
-        let value = hole << 1 | u32::from(edge == Edge::End);
-        self.slots[slot] = u64::from(wanted) << 32 | u64::from(value);
+    pub(super) fn hints(&self, home: Home) -> Hints {
+        let bucket = &self.buckets[home.bucket];
+        Hints {
+            slots: bucket.tagged(home.tag),
+            strays: bucket.strays().count,
+        }
     }
 
+    /// The edge that `is` recognises, by what [`hints`](Self::hints) says of its home.
     #[inline]
-    pub(super) fn insert(&mut self, wanted: u32, hole: u32, edge: Edge) {
-        let (_, slot) = self.probe(wanted);
-        self.set(slot, wanted, hole, edge);
-    }
-
-    #[inline]
-    pub(super) fn remove(&mut self, wanted: u32) {
-        let (_, slot) = self.probe(wanted);
-        self.clear(slot);
-    }
-
-    #[inline]
-    pub(super) fn clear(&mut self, Slot(slot): Slot) {
-        let mask = self.slots.len() - 1;
-        let (mut hole, mut at) = (slot, slot);
-        loop {
-            at = (at + 1) & mask;
-            let entry = self.slots[at];
-            if entry == 0 {
-                break;
-            }
-            // An entry may move back unless the gap lies before its home.
-            let distance = at.wrapping_sub(self.home(address(entry))) & mask;
-            if distance >= at.wrapping_sub(hole) & mask {
-                self.slots[hole] = entry;
-                hole = at;
+    pub(super) fn find(&self, home: Home, hints: Hints, is: impl Fn(Edge) -> bool) -> Option<Edge> {
+        let bucket = &self.buckets[home.bucket];
+        for slot in hints.slots {
+            let edge = bucket.edge(slot);
+            if is(edge) {
+                return Some(edge);
             }
         }
-        self.slots[hole] = 0;
+        if hints.strays > 0 {
+            return self.find_stray(home, &is);
+        }
+        None
+    }
+
+    #[cold]
+    fn find_stray(&self, home: Home, is: &dyn Fn(Edge) -> bool) -> Option<Edge> {
+        (1..self.steps(home.bucket)).find_map(|step| {
+            let bucket = &self.buckets[probe(home.bucket, step)];
+            let mut found = bucket.tagged(home.tag).map(|slot| bucket.edge(slot));
+            found.find(|&edge| is(edge))
+        })
+    }
+
+    /// The steps of a probe sequence that may lead to strays, step 0 included.
+    fn steps(&self, home: usize) -> usize {
+        match self.buckets[home].strays().reach {
+            MANY => self.buckets.len(),
+            reach => (usize::from(reach) + 1).min(self.buckets.len()),
+        }
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, home: Home, edge: Edge) -> Place {
+        self.used += 1;
+        let bucket = &mut self.buckets[home.bucket];
+        match bucket.tagged(0).next() {
+            Some(slot) => {
+                bucket.fill(slot, home.tag, edge);
+                Place::new(home.bucket, false, slot)
+            }
+            None => self.insert_stray(home, edge),
+        }
+    }
+
+    #[cold]
+    fn insert_stray(&mut self, home: Home, edge: Edge) -> Place {
+        let free = (1..self.buckets.len()).find_map(|step| {
+            let bucket = probe(home.bucket, step);
+            let slot = self.buckets[bucket].tagged(0).next()?;
+            Some((step, bucket, slot))
+        });
+        let (step, at, slot) = free.expect("there are more slots than edges");
+        self.buckets[at].fill(slot, home.tag, edge);
+        let owner = &mut self.buckets[home.bucket];
+        let Strays { count, reach } = owner.strays();
+        owner.set_strays(Strays {
+            count: count.saturating_add(1),
+            reach: reach.max(u16::try_from(step).unwrap_or(MANY)),
+        });
+        Place::new(at, true, slot)
+    }
+
+    /// Removes the edge of an address.
+    #[inline]
+    pub(super) fn remove(&mut self, address: u32, place: Place) {
+        self.used -= 1;
+        self.buckets[place.bucket()].tags[place.slot() as usize] = 0;
+        if place.is_stray() {
+            let home = self.home(address);
+            self.buckets[home.bucket].forget_stray();
+        }
+    }
+
+    /// Whether the table should [`grow`](Self::grow) by a bucket.
+    #[inline]
+    pub(super) fn is_crowded(&self) -> bool {
+        self.used > (self.low as usize + 1) * LOAD
+    }
+
+    /// Adds a bucket, if there is memory for it, and moves what belongs there; says what is where.
+    #[cold]
+    pub(super) fn grow(&mut self, bins: &mut Bins) {
+        if self.buckets.len() == self.buckets.capacity() {
+            return;
+        }
+        let new = self.buckets.len();
+        let old = new - (self.low as usize + 1);
+        self.buckets.push(Bucket::EMPTY);
+        let had_strays = self.buckets[old].has_strays();
+        for step in 0..self.steps(old) {
+            let at = probe(old, step);
+            for slot in self.buckets[at].used() {
+                let edge = self.buckets[at].edge(slot);
+                let (hash, tag) = hash(bins.address(edge));
+                let bucket = (hash & (self.low << 1 | 1)) as usize;
+                if (bucket == old || bucket == new) && bucket != at {
+                    self.buckets[at].tags[slot as usize] = 0;
+                    self.used -= 1;
+                    bins.set_place(edge, self.insert(Home { bucket, tag }, edge));
+                }
+            }
+        }
+        if new == self.low as usize * 2 + 1 {
+            self.low = self.low << 1 | 1;
+        }
+        if had_strays {
+            self.count_strays(old, bins);
+            self.count_strays(new, bins);
+        }
+    }
+
+    /// Counts the strays of a bucket anew.
+    fn count_strays(&mut self, home: usize, bins: &Bins) {
+        let (mut strays, mut reach) = (0, 0);
+        for step in 1..self.steps(home) {
+            let bucket = &self.buckets[probe(home, step)];
+            let belongs = |slot: &u32| self.home(bins.address(bucket.edge(*slot))).bucket == home;
+            let found = bucket.used().filter(belongs).count();
+            if found > 0 {
+                strays += found;
+                reach = step;
+            }
+        }
+        let narrow = |count| u16::try_from(count).unwrap_or(MANY);
+        self.buckets[home].set_strays(Strays {
+            count: narrow(strays),
+            reach: narrow(reach),
+        });
+    }
+
+    /// Whether an edge is at a place, for tests.
+    pub(super) fn is_at(&self, place: Place, edge: Edge) -> bool {
+        let bucket = &self.buckets[place.bucket()];
+        bucket.tags[place.slot() as usize] != 0 && bucket.edge(place.slot()) == edge
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.iter().filter(|&&entry| entry != 0).count()
+        self.used
+    }
+
+    /// For tests.
+    ///
+    /// # Panics
+    /// When strays are miscounted, or there are more or fewer edges than are counted.
+    pub(super) fn check(&self, bins: &Bins) {
+        let mut recounted = self.clone();
+        for (home, bucket) in self.buckets.iter().enumerate() {
+            recounted.count_strays(home, bins);
+            let count = recounted.buckets[home].strays().count;
+            let counted = bucket.strays().count;
+            assert!(
+                counted == count || counted == MANY,
+                "bucket {home} counts {counted} strays of {count}"
+            );
+        }
+        let edges: usize = self
+            .buckets
+            .iter()
+            .map(|bucket| bucket.used().count())
+            .sum();
+        assert_eq!(edges, self.used);
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<u64>()
+        self.buckets.capacity() * size_of::<Bucket>()
     }
+}
+
+/// The bucket at a step of the probe sequence of bucket `home`.
+fn probe(home: usize, step: usize) -> usize {
+    home.checked_sub(step).unwrap_or(step)
 }

@@ -2,6 +2,8 @@
 
 mod bins;
 mod edges;
+mod holes;
+mod tags;
 #[cfg(test)]
 mod tests;
 
@@ -10,13 +12,14 @@ use alloc::vec::Vec;
 use vrampager_addr::Span;
 
 use crate::SpaceError;
-use bins::{Bins, bin_of};
-use edges::{Edge, Edges};
+use bins::{Hole, NONE, bin_of};
+use holes::{Borders, Holes};
 
 /// How much a [`SubAllocator`] looks around before it takes a hole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fit {
-    /// The most recent hole of the right size class.
+    /// A recent hole of the right size class; failing that, the hole that was last cut or grew;
+    /// failing that, a recent one of the next class that has any.
     #[default]
     Fast,
     /// The smallest, then lowest, of up to sixteen holes of the class: packs as well as exact
@@ -25,13 +28,16 @@ pub enum Fit {
 }
 
 /// Candidates looked at in a size class before going to the next.
-const FAST_TRIES: usize = 8;
+const FAST_TRIES: usize = 2;
 const TIGHT_TRIES: usize = 16;
 
 /// An allocator that keeps records of holes only.
 ///
 /// The caller remembers the length of what it was given and says it when freeing; in return a
-/// live range costs no memory and no cache misses, and both operations take constant time.
+/// live range costs no memory and no cache misses, and both operations take constant time, but for
+/// two: an aligned request that no hole is long enough for whatever its start looks at all holes
+/// before it fails, and more ranges than were reserved for move the records.
+///
 /// Freeing something that is not live is caught only when it overlaps a hole at its edges.
 ///
 /// # Examples
@@ -45,14 +51,20 @@ const TIGHT_TRIES: usize = 16;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SubAllocator {
-    bins: Bins,
-    edges: Edges,
+    holes: Holes,
+    /// `[start, end)` of one more hole, or nothing: the one that was last cut or grew. Neighbours in
+    /// space tend to come and go one after the other; here that costs an addition.
+    active: (u32, u32),
+    /// The hole whose bounds were changed last, or none.
+    recent: u32,
     free: u32,
     live: usize,
-    /// Live ranges for which a hole each could be recorded without memory.
+    /// Live ranges and holes together up to which no operation needs memory.
     room: usize,
     units: u32,
+    /// A unit is `1 << shift` bytes, and `mask + 1`.
     shift: u32,
+    mask: u64,
     fit: Fit,
 }
 
@@ -66,8 +78,8 @@ impl SubAllocator {
         Self::with_capacity(size, unit, fit, 16)
     }
 
-    /// As [`new`](Self::new), with records for `ranges` live ranges made in advance: until there
-    /// are more, no operation asks for memory.
+    /// As [`new`](Self::new), with memory for `ranges` ranges, live ones and holes together: until
+    /// there are more, no operation asks for any.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -90,34 +102,33 @@ impl SubAllocator {
             value: size,
         })?;
         let mut space = Self {
-            bins: Bins::new(),
-            edges: Edges::with_room(0)?,
+            holes: Holes::new(),
+            active: (0, 0),
+            recent: NONE,
             free: units,
             live: 0,
             room: 0,
             units,
             shift,
+            mask: unit - 1,
             fit,
         };
         space.reserve(ranges)?;
-        let id = space.bins.add(0, units);
-        space.edges.insert(0, id, Edge::Start);
-        space.edges.insert(units, id, Edge::End);
+        space.holes.add(0, units);
         Ok(space)
     }
 
-    /// Makes records for `ranges` live ranges in advance.
+    /// Gets the memory for `ranges` ranges, live ones and holes together, in advance.
     ///
     /// # Errors
     /// [`SpaceError::MetadataExhausted`].
     pub fn reserve(&mut self, ranges: usize) -> Result<(), SpaceError> {
-        // n ranges leave at most n + 1 holes between and around them; a split adds one more.
-        let holes = ranges.checked_add(2).ok_or(SpaceError::MetadataExhausted)?;
-        self.bins.reserve(holes)?;
-        if self.edges.room() < 2 * holes {
-            self.edges.grow(2 * holes)?;
-        }
-        self.room = (self.bins.room() - 2).min(self.edges.room() / 2 - 2);
+        // A free adds at most one hole and takes one live range, and n live ranges have at most
+        // n + 1 holes. So frees alone can't make more holes than half of both kinds there are
+        // now; an allocation may add one.
+        let holes = ranges / 2 + 3;
+        self.holes.reserve(holes)?;
+        self.room = 2 * (self.holes.room() - 3);
         Ok(())
     }
 
@@ -136,7 +147,8 @@ impl SubAllocator {
     /// Length of the longest hole.
     #[must_use]
     pub fn largest_hole(&self) -> u64 {
-        u64::from(self.bins.largest()) << self.shift
+        let active = self.active.1 - self.active.0;
+        u64::from(self.holes.bins.largest().max(active)) << self.shift
     }
 
     /// Number of live ranges.
@@ -151,11 +163,11 @@ impl SubAllocator {
         self.live == 0
     }
 
-    /// Bytes of host memory held for records: at most 160 per range of the most that were ever
+    /// Bytes of host memory held for records: at most 64 per range of the most that were ever
     /// live, or reserved for, at once, and 8 KiB.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
-        self.bins.bytes() + self.edges.bytes()
+        self.holes.bytes()
     }
 
     /// Takes `size` bytes, rounded up to units, at a multiple of `align`, a power of two.
@@ -169,8 +181,9 @@ impl SubAllocator {
         let Some(len) = u32::try_from(units).ok().filter(|&len| len > 0) else {
             return Err(self.refuse(size));
         };
-        if self.live >= self.room {
-            self.reserve(self.live * 2 + 16)?;
+        let ranges = self.live + self.holes.len();
+        if ranges >= self.room {
+            self.reserve(ranges + ranges / 2 + 16)?;
         }
         let start = if align >> self.shift <= 1 {
             self.take(len)
@@ -190,36 +203,40 @@ impl SubAllocator {
     /// Gives back a live range: its offset, and the size it was asked for.
     ///
     /// # Panics
-    /// When the range leaves the space or overlaps a hole at one of its edges.
+    /// When the range leaves the space or overlaps a hole at one of its edges. Nothing has changed
+    /// then.
     #[inline]
     pub fn free(&mut self, offset: u64, size: u64) {
         let (start, end) = self.bounds(offset, size);
-        let (left, left_slot) = self.edges.find(start);
-        let left = left.map(|(id, edge)| {
-            assert!(edge == Edge::End, "{offset:#x} is free already");
-            id
-        });
-        // The left slot is used before the right one is looked up: an entry may move.
-        match left {
-            Some(left) => {
-                self.edges.clear(left_slot);
-                self.join_right(left, start, end);
-            }
-            None => {
-                let (right, right_slot) = self.edges.find(end);
-                self.free_behind_live(start, end, right, right_slot);
-            }
-        }
+        let (from, to) = self.active;
+        assert!(
+            end <= from || to <= start || from == to,
+            "units {start} to {end} are partly free already"
+        );
+        let borders = self.holes.borders(start, end);
         self.live -= 1;
         self.free += end - start;
+        if from < to && (start == to || end == from) {
+            self.extend_active(borders, start, end);
+        } else if borders.left.is_none() && borders.right.is_none() {
+            self.holes.add_between(borders, start, end);
+        } else {
+            self.extend(borders, start, end);
+        }
     }
 
-    /// Offset and length of every hole, by size class.
+    /// Every hole, in no order.
     pub fn holes(&self) -> impl Iterator<Item = Span> + '_ {
-        self.bins.all().map(|(_, _, hole)| {
-            let (start, len) = (u64::from(hole.start), u64::from(hole.len));
+        self.bounds_of_holes().map(|(start, end)| {
+            let (start, len) = (u64::from(start), u64::from(end - start));
             Span::new(start << self.shift, len << self.shift).expect("inside the space")
         })
+    }
+
+    fn bounds_of_holes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let others = self.holes.bins.all();
+        let others = others.map(|(_, _, hole)| (hole.start, hole.end()));
+        others.chain(Some(self.active).filter(|&(from, to)| from < to))
     }
 
     /// Compares all records with one another; for tests, O(n log n).
@@ -227,30 +244,14 @@ impl SubAllocator {
     /// # Panics
     /// When they disagree.
     pub fn check(&self) {
-        let mut holes: Vec<_> = self.bins.all().collect();
-        holes.sort_unstable_by_key(|(_, _, hole)| hole.start);
-        let mut at = None;
-        for &(bin, id, hole) in &holes {
-            assert_eq!(bin, bin_of(hole.len), "a hole is in the wrong bin");
-            assert!(
-                at.is_none_or(|end| hole.start > end),
-                "two holes touch or overlap"
-            );
-            let end = hole.start + hole.len;
-            assert_eq!(self.edges.find(hole.start).0, Some((id, Edge::Start)));
-            assert_eq!(self.edges.find(end).0, Some((id, Edge::End)));
-            at = Some(end);
-        }
-        assert!(
-            at.is_none_or(|end| end <= self.units),
-            "a hole leaves the space"
-        );
-        assert_eq!(
-            self.edges.len(),
-            2 * holes.len(),
-            "edges of holes that are gone"
-        );
-        let free: u32 = holes.iter().map(|(_, _, hole)| hole.len).sum();
+        self.holes.check();
+        let mut holes: Vec<_> = self.bounds_of_holes().collect();
+        holes.sort_unstable();
+        let apart = holes.windows(2).all(|pair| pair[0].1 < pair[1].0);
+        assert!(apart, "two holes touch or overlap");
+        let end = holes.last().map_or(0, |hole| hole.1);
+        assert!(end <= self.units, "a hole leaves the space");
+        let free: u32 = holes.iter().map(|(from, to)| to - from).sum();
         assert_eq!(free, self.free, "free bytes are miscounted");
         assert!(
             holes.len() <= self.live + 1,
@@ -260,8 +261,7 @@ impl SubAllocator {
 
     #[inline]
     fn units_of(&self, size: u64) -> u64 {
-        let mask = (1 << self.shift) - 1;
-        (size >> self.shift) + u64::from(size & mask != 0)
+        (size >> self.shift) + u64::from(size & self.mask != 0)
     }
 
     #[cold]
@@ -285,7 +285,7 @@ impl SubAllocator {
         let start = offset >> self.shift;
         let end = start.saturating_add(units);
         assert!(
-            units > 0 && end <= u64::from(self.units) && offset == start << self.shift,
+            units > 0 && end <= u64::from(self.units) && offset & self.mask == 0,
             "{size:#x} bytes at {offset:#x} were never handed out"
         );
         #[expect(clippy::cast_possible_truncation, reason = "compared with a u32 above")]
@@ -294,108 +294,124 @@ impl SubAllocator {
         }
     }
 
-    /// Extends the hole `left` over `[start, end)`, and over the hole behind it.
-    #[inline]
-    fn join_right(&mut self, left: u32, start: u32, end: u32) {
-        let hole = self.bins.get(left);
-        debug_assert_eq!(hole.start + hole.len, start);
-        let (right, slot) = self.edges.find(end);
-        let mut new_end = end;
-        match right {
-            Some((right, edge)) => {
-                assert!(edge == Edge::Start, "the range ends inside a hole");
-                new_end += self.bins.get(right).len;
-                self.edges.clear(slot);
-                self.bins.delete(right);
-                self.edges.insert(new_end, left, Edge::End);
-            }
-            None => self.edges.set(slot, end, left, Edge::End),
-        }
-        self.bins.resize(left, hole.start, new_end - hole.start);
+    /// Joins a range to the active hole, and to what is on its other side.
+    #[inline(never)]
+    fn extend_active(&mut self, borders: Borders, start: u32, end: u32) {
+        let (from, to) = self.active;
+        let left = borders.left.map(|id| self.holes.remove(id).start);
+        let right = borders.right.map(|id| self.holes.remove(id).end());
+        self.active = (
+            left.unwrap_or(from.min(start)),
+            right.unwrap_or(to.max(end)),
+        );
     }
 
+    /// Joins a range to one or two holes.
+    #[inline(never)]
+    fn extend(&mut self, borders: Borders, start: u32, end: u32) {
+        let (mut id, mut bounds) = (NONE, (start, end));
+        if let Some(right) = borders.right {
+            id = right;
+            bounds.1 = self.holes.bins.get(right).end();
+        }
+        if let Some(left) = borders.left {
+            if id != NONE {
+                self.holes.remove(id);
+            }
+            id = left;
+            bounds.0 = self.holes.bins.get(left).start;
+        }
+        self.reshape(id, bounds);
+    }
+
+    /// Changes the bounds of a hole. One that this happens to twice in a row becomes the active
+    /// one.
+    #[inline(never)]
+    fn reshape(&mut self, id: u32, (start, end): (u32, u32)) {
+        if id == self.recent {
+            self.holes.remove(id);
+            self.put_back_active();
+            self.active = (start, end);
+            self.recent = NONE;
+        } else {
+            self.holes.reshape(id, start, end);
+            self.recent = id;
+        }
+    }
+
+    /// Makes the active hole one like all others.
     #[inline]
-    fn free_behind_live(
-        &mut self,
-        start: u32,
-        end: u32,
-        right: Option<(u32, Edge)>,
-        slot: edges::Slot,
-    ) {
-        match right {
-            Some((right, edge)) => {
-                assert!(edge == Edge::Start, "the range ends inside a hole");
-                let hole = self.bins.get(right);
-                self.edges.clear(slot);
-                self.edges.insert(start, right, Edge::Start);
-                self.bins.resize(right, start, hole.len + (end - start));
-            }
-            None => {
-                let id = self.bins.add(start, end - start);
-                self.edges.set(slot, end, id, Edge::End);
-                self.edges.insert(start, id, Edge::Start);
-            }
+    fn put_back_active(&mut self) {
+        let (from, to) = self.active;
+        if from < to {
+            self.holes.add(from, to);
+            self.active = (0, 0);
         }
     }
 
     #[inline]
     fn take(&mut self, len: u32) -> Option<u32> {
-        let id = match self.fit {
-            Fit::Fast => self.find_fast(len)?,
-            Fit::Tight => self.find_tight(len)?,
-        };
-        let hole = self.bins.get(id);
-        self.cut(id, hole.start, hole.len, len);
-        Some(hole.start)
+        match self.fit {
+            Fit::Fast => self.take_fast(len),
+            Fit::Tight => self.take_tight(len),
+        }
     }
 
     #[inline]
-    fn find_fast(&self, len: u32) -> Option<u32> {
+    fn take_fast(&mut self, len: u32) -> Option<u32> {
+        let (from, to) = self.active;
         let floor = bin_of(len);
-        if floor < 64 {
-            // One length per bin: the first hole serves.
-            return self.bins.next_bin(floor).map(|bin| self.bins.head(bin));
+        let mut near = None;
+        if to - from != len {
+            near = self.near(floor, len);
         }
-        let near = self
-            .bins
-            .list(floor)
-            .take(FAST_TRIES)
-            .find(|(_, hole)| hole.len >= len);
-        match near {
-            Some((id, _)) => Some(id),
-            None => self.bins.next_bin(floor + 1).map(|bin| self.bins.head(bin)),
-        }
+        let id = match near {
+            Some(id) => id,
+            None if to - from >= len => {
+                self.active.0 += len;
+                return Some(from);
+            }
+            None => self.holes.bins.head(self.holes.bins.next_bin(floor + 1)?),
+        };
+        Some(self.cut(id, len))
     }
 
+    /// One of the newest holes in the bin of a length that is long enough.
     #[inline]
-    fn find_tight(&self, len: u32) -> Option<u32> {
+    fn near(&self, floor: u32, len: u32) -> Option<u32> {
+        let mut near = self.holes.bins.list(floor).take(FAST_TRIES);
+        near.find(|(_, hole)| hole.len >= len).map(|(id, _)| id)
+    }
+
+    fn take_tight(&mut self, len: u32) -> Option<u32> {
+        self.put_back_active();
         let mut bin = bin_of(len);
         loop {
-            bin = self.bins.next_bin(bin)?;
+            bin = self.holes.bins.next_bin(bin)?;
             let best = self
+                .holes
                 .bins
                 .list(bin)
                 .take(TIGHT_TRIES)
                 .filter(|(_, hole)| hole.len >= len)
                 .min_by_key(|(_, hole)| u64::from(hole.len) << 32 | u64::from(hole.start));
             if let Some((id, _)) = best {
-                return Some(id);
+                return Some(self.cut(id, len));
             }
             bin += 1;
         }
     }
 
-    /// Takes the first `len` units of the hole `id`.
-    #[inline]
-    fn cut(&mut self, id: u32, start: u32, old: u32, len: u32) {
-        self.edges.remove(start);
-        if old == len {
-            self.edges.remove(start + old);
-            self.bins.delete(id);
+    /// Takes the first `len` units of the hole `id`, and says where they are.
+    #[inline(always)]
+    fn cut(&mut self, id: u32, len: u32) -> u32 {
+        let hole = self.holes.bins.get(id);
+        if hole.len == len {
+            self.holes.remove(id);
         } else {
-            self.edges.insert(start + len, id, Edge::Start);
-            self.bins.resize(id, start + len, old - len);
+            self.reshape(id, (hole.start + len, hole.end()));
         }
+        hole.start
     }
 
     fn take_aligned(&mut self, len: u32, align: u64) -> Result<Option<u32>, SpaceError> {
@@ -408,66 +424,47 @@ impl SubAllocator {
         let Ok(align) = u32::try_from(align >> self.shift) else {
             return Ok(None);
         };
+        self.put_back_active();
         let Some((id, start)) = self.find_aligned(len, align) else {
             return Ok(None);
         };
-        let hole = self.bins.get(id);
-        let slack = start - hole.start;
-        if slack == 0 {
-            self.cut(id, start, hole.len, len);
-            return Ok(Some(start));
+        let hole = self.holes.remove(id);
+        if hole.start < start {
+            self.holes.add(hole.start, start);
         }
-        // The slack in front keeps the hole's record; the rest behind gets one of its own.
-        let end = hole.start + hole.len;
-        self.bins.resize(id, hole.start, slack);
-        if start + len < end {
-            let rest = self.bins.add(start + len, end - start - len);
-            self.edges.remove(end);
-            self.edges.insert(end, rest, Edge::End);
-            self.edges.insert(start + len, rest, Edge::Start);
-        } else {
-            self.edges.remove(end);
+        if start + len < hole.end() {
+            self.holes.add(start + len, hole.end());
         }
-        self.edges.insert(start, id, Edge::End);
         Ok(Some(start))
     }
 
     /// A hole with an aligned part of `len` units, and where that starts.
     fn find_aligned(&self, len: u32, align: u32) -> Option<(u32, u32)> {
-        let fits = |hole: bins::Hole| {
-            let start = hole.start.checked_next_multiple_of(align)?;
-            let end = hole.start + hole.len;
-            (start.checked_add(len)? <= end).then_some(start)
+        let (bins, tries) = match self.fit {
+            Fit::Fast => (1, FAST_TRIES),
+            Fit::Tight => (4, 4),
         };
         let mut bin = bin_of(len);
-        for _ in 0..ALIGNED_BINS {
-            let Some(next) = self.bins.next_bin(bin) else {
+        for _ in 0..bins {
+            let Some(next) = self.holes.bins.next_bin(bin) else {
                 break;
             };
-            bin = next;
-            let near = self.bins.list(bin).take(ALIGNED_TRIES);
-            if let Some(found) = near
-                .into_iter()
-                .find_map(|(id, hole)| Some((id, fits(hole)?)))
-            {
+            let near = self.holes.bins.list(next).take(tries);
+            if let Some(found) = first_aligned(near, len, align) {
                 return Some(found);
             }
-            bin += 1;
+            bin = next + 1;
         }
         // In a hole this long any start will do.
         let sure = len.checked_add(align - 1).map(|padded| bin_of(padded) + 1);
-        if let Some(bin) = sure.and_then(|bin| self.bins.next_bin(bin)) {
-            let id = self.bins.head(bin);
-            return Some((id, fits(self.bins.get(id))?));
+        if let Some(bin) = sure.and_then(|bin| self.holes.bins.next_bin(bin)) {
+            return first_aligned(self.holes.bins.list(bin), len, align);
         }
         let mut rest = bin_of(len);
-        while let Some(bin) = self.bins.next_bin(rest) {
-            if let Some(found) = self
-                .bins
-                .list(bin)
-                .find_map(|(id, hole)| Some((id, fits(hole)?)))
-            {
-                return Some(found);
+        while let Some(bin) = self.holes.bins.next_bin(rest) {
+            let found = first_aligned(self.holes.bins.list(bin), len, align);
+            if found.is_some() {
+                return found;
             }
             rest = bin + 1;
         }
@@ -475,7 +472,15 @@ impl SubAllocator {
     }
 }
 
-/// Size classes, and holes in each, that an aligned request looks at before it takes one that
-/// is long enough for any alignment.
-const ALIGNED_BINS: usize = 4;
-const ALIGNED_TRIES: usize = 4;
+/// The first of some holes that has an aligned part of `len` units, and where that starts.
+#[inline]
+fn first_aligned(
+    mut holes: impl Iterator<Item = (u32, Hole)>,
+    len: u32,
+    align: u32,
+) -> Option<(u32, u32)> {
+    holes.find_map(|(id, hole)| {
+        let start = hole.start.checked_next_multiple_of(align)?;
+        (start.checked_add(len)? <= hole.end()).then_some((id, start))
+    })
+}

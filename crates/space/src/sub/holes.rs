@@ -1,0 +1,163 @@
+//! The holes of a space, to be found by length and by the addresses of their ends.
+
+use super::bins::{Bins, Hole};
+use super::edges::{Edge, Edges, Home, Side};
+use crate::SpaceError;
+
+/// # Invariants
+/// Both edges of every hole in the bins are in the table of edges.
+#[derive(Clone, Debug)]
+pub(super) struct Holes {
+    pub(super) bins: Bins,
+    edges: Edges,
+}
+
+/// What borders on a range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Borders {
+    homes: [Home; 2],
+    /// The hole that ends where the range starts.
+    pub(super) left: Option<u32>,
+    /// The hole that starts where the range ends.
+    pub(super) right: Option<u32>,
+}
+
+impl Holes {
+    pub(super) fn new() -> Self {
+        Self {
+            bins: Bins::new(),
+            edges: Edges::new(),
+        }
+    }
+
+    /// Makes sure that `count` holes can exist without further memory.
+    pub(super) fn reserve(&mut self, count: usize) -> Result<(), SpaceError> {
+        self.bins.reserve(count)?;
+        self.edges.reserve(2 * count)
+    }
+
+    /// How many holes can exist without further memory.
+    pub(super) fn room(&self) -> usize {
+        self.bins.room().min(self.edges.room() / 2)
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.edges.len() / 2
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bins.bytes() + self.edges.bytes()
+    }
+
+    /// The holes on both sides of `[start, end)`.
+    ///
+    /// # Panics
+    /// When a hole starts at `start` or ends at `end`.
+    #[inline]
+    pub(super) fn borders(&self, start: u32, end: u32) -> Borders {
+        let homes = [self.edges.home(start), self.edges.home(end)];
+        let hints = homes.map(|home| self.edges.hints(home));
+        let (mut left, mut right) = (None, None);
+        if !(hints[0].is_nothing() && hints[1].is_nothing()) {
+            let find = |side: usize, address| {
+                let is = |edge| self.bins.address(edge) == address;
+                self.edges.find(homes[side], hints[side], is)
+            };
+            left = find(0, start);
+            right = find(1, end);
+            assert!(
+                left.is_none_or(|edge| edge.side() == Side::End)
+                    && right.is_none_or(|edge| edge.side() == Side::Start),
+                "units {start} to {end} are partly free already"
+            );
+        }
+        Borders {
+            homes,
+            left: left.map(Edge::hole),
+            right: right.map(Edge::hole),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn add(&mut self, start: u32, end: u32) {
+        let homes = [self.edges.home(start), self.edges.home(end)];
+        self.add_at(homes, start, end);
+    }
+
+    /// Adds a hole that borders on no other.
+    #[inline]
+    pub(super) fn add_between(&mut self, borders: Borders, start: u32, end: u32) {
+        debug_assert_eq!((borders.left, borders.right), (None, None));
+        self.add_at(borders.homes, start, end);
+    }
+
+    #[inline(always)]
+    fn add_at(&mut self, homes: [Home; 2], start: u32, end: u32) {
+        let id = self.bins.add(start, end - start);
+        let places = [
+            self.edges.insert(homes[0], Edge::new(id, Side::Start)),
+            self.edges.insert(homes[1], Edge::new(id, Side::End)),
+        ];
+        self.bins.set_places(id, places);
+        if self.edges.is_crowded() {
+            // Two at a time, so that the buckets are soon all of one size again.
+            self.edges.grow(&mut self.bins);
+            self.edges.grow(&mut self.bins);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn remove(&mut self, id: u32) -> Hole {
+        let hole = self.bins.delete(id);
+        self.edges.remove(hole.start, hole.places[0]);
+        self.edges.remove(hole.end(), hole.places[1]);
+        hole
+    }
+
+    /// Changes the bounds of a hole.
+    #[inline]
+    pub(super) fn reshape(&mut self, id: u32, start: u32, end: u32) {
+        let hole = self.bins.get(id);
+        if start != hole.start {
+            self.edges.remove(hole.start, hole.places[0]);
+            self.put(start, Edge::new(id, Side::Start));
+        }
+        if end != hole.end() {
+            self.edges.remove(hole.end(), hole.places[1]);
+            self.put(end, Edge::new(id, Side::End));
+        }
+        self.bins.resize(id, start, end - start);
+    }
+
+    #[inline]
+    fn put(&mut self, address: u32, edge: Edge) {
+        let place = self.edges.insert(self.edges.home(address), edge);
+        self.bins.set_place(edge, place);
+    }
+
+    /// # Panics
+    /// When the records disagree.
+    pub(super) fn check(&self) {
+        for (bin, id, hole) in self.bins.all() {
+            assert_eq!(
+                bin,
+                super::bins::bin_of(hole.len),
+                "a hole is in the wrong bin"
+            );
+            for (side, address) in [(Side::Start, hole.start), (Side::End, hole.end())] {
+                let (edge, home) = (Edge::new(id, side), self.edges.home(address));
+                let hints = self.edges.hints(home);
+                let found = self.edges.find(home, hints, |found| found == edge);
+                assert_eq!(found, Some(edge));
+                assert!(self.edges.is_at(hole.places[side as usize], edge));
+            }
+        }
+        assert_eq!(
+            self.bins.all().count(),
+            self.len(),
+            "edges of holes that are gone"
+        );
+        self.edges.check(&self.bins);
+    }
+}

@@ -1,0 +1,20 @@
+#![expect(
+    unsafe_code,
+    reason = "vector instructions have no safe interface; they take a fifth off an operation"
+)]
+
+use core::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
+
+#[inline]
+pub(in super::super) fn equal(tags: &[u8; 16], tag: u8) -> u32 {
+    // SAFETY: the function needs a processor with SSE2, which is part of x86-64.
+    unsafe { equal_vectors(tags, tag) }
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn equal_vectors(tags: &[u8; 16], tag: u8) -> u32 {
+    let [low, high] = super::words(tags).map(u64::cast_signed);
+    let equal = _mm_cmpeq_epi8(_mm_set_epi64x(high, low), _mm_set1_epi8(tag.cast_signed()));
+    _mm_movemask_epi8(equal).cast_unsigned()
+}
