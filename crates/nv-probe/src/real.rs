@@ -2,13 +2,10 @@
 #![expect(unsafe_code, reason = "the driver is reached by ioctl on raw packets")]
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
-use rustix::mm::{MapFlags, ProtFlags};
+use vrampager_nv::NodeFile;
 use vrampager_nv_driver::{Live, Node};
 
 use crate::nodes::{Answer, MEMORY_BYTES, Nodes};
@@ -16,38 +13,12 @@ use crate::nodes::{Answer, MEMORY_BYTES, Nodes};
 /// Open files of the machine's nodes, and memory for their packets to point to.
 #[derive(Debug)]
 pub struct RealNodes {
-    files: BTreeMap<i32, OwnedFd>,
+    files: BTreeMap<i32, NodeFile>,
     /// More than is handed out, so that a page boundary is in it.
     memory: Vec<u8>,
 }
 
 const PAGE: usize = 4096;
-
-/// One request with its packet.
-struct Request<'a> {
-    number: u32,
-    packet: &'a mut [u8],
-}
-
-// SAFETY: the argument is a packet of the size that the request or the driver's release implies,
-// and it stays borrowed for the call. Addresses in it are those of `RealNodes::memory`, which the
-// driver checks against what it reads and writes there, or of nothing.
-unsafe impl Ioctl for Request<'_> {
-    type Output = ();
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        Opcode::from(self.number)
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        self.packet.as_mut_ptr().cast()
-    }
-
-    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
-        Ok(())
-    }
-}
 
 impl Default for RealNodes {
     fn default() -> Self {
@@ -63,7 +34,7 @@ impl RealNodes {
         self.memory.as_ptr().addr().next_multiple_of(PAGE) - self.memory.as_ptr().addr()
     }
 
-    fn file(&self, fd: i32) -> Result<&OwnedFd, Errno> {
+    fn file(&self, fd: i32) -> Result<&NodeFile, Errno> {
         self.files.get(&fd).ok_or(Errno::BADF)
     }
 }
@@ -76,12 +47,7 @@ impl From<Errno> for Answer {
 
 impl Nodes for RealNodes {
     fn open(&mut self, node: Node) -> Result<i32, Answer> {
-        let path = match node {
-            Node::Control => "/dev/nvidiactl".to_owned(),
-            Node::Gpu(minor) => format!("/dev/nvidia{minor}"),
-            Node::Uvm => "/dev/nvidia-uvm".to_owned(),
-        };
-        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let file = NodeFile::open(node)?;
         let fd = file.as_raw_fd();
         self.files.insert(fd, file);
         Ok(fd)
@@ -93,20 +59,18 @@ impl Nodes for RealNodes {
     }
 
     fn ioctl(&mut self, fd: i32, number: u32, packet: &mut [u8]) -> Result<(), Answer> {
-        let file = self.file(fd)?;
-        // SAFETY: see the implementation of `Ioctl`.
-        unsafe { ioctl(file, Request { number, packet }) }?;
+        // SAFETY: the packet is of the size that the request or the driver's release implies.
+        // Addresses in it are those of `memory`, which outlives the files and is checked by the
+        // driver against what it reads and writes there, or of nothing.
+        unsafe { self.file(fd)?.ioctl(number, packet) }?;
         Ok(())
     }
 
     fn mmap(&mut self, fd: i32, len: u64, offset: u64) -> Result<(), Answer> {
         let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        let file = self.file(fd)?;
-        // SAFETY: a new mapping where the kernel chooses replaces nothing.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, offset) }?;
+        let at = self.file(fd)?.map(len, offset)?;
         // SAFETY: the range was mapped above, and nothing has its address.
-        unsafe { rustix::mm::munmap(at, len) }?;
+        unsafe { rustix::mm::munmap(at.as_ptr().cast(), len) }?;
         Ok(())
     }
 

@@ -5,9 +5,8 @@
 //! side_by_side [DEVICE [ROUNDS [SECONDS]]]
 //! ```
 //!
-//! DEVICE is what follows `nv:` in a device string. With a real one, the driver may be the preload
-//! library of `vrampager-nv-shim`, if this is built with `rustix/use-libc`: a preload library
-//! sees only calls that go through the C library.
+//! DEVICE is what follows `nv:` in a device string. A real one may be the simulated driver in
+//! front of the program, as `vrampager sim-driver` puts it there.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "an example shows what it found")]
 

@@ -33,6 +33,7 @@ mod device;
 mod discovery;
 mod door;
 mod error;
+mod node;
 mod pages;
 mod plane;
 mod push;
@@ -46,5 +47,6 @@ mod zones;
 
 pub use config::{Config, ConfigError, Machine};
 pub use discovery::Nv;
+pub use node::NodeFile;
 pub use plane::{Hold, Plane, Planes, PlanesError};
 pub use sim::SimNodes;

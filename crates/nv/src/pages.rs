@@ -7,14 +7,15 @@
 )]
 
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap, munmap};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 use vrampager_hal::{CpuMapId, CpuMapping};
+
+use crate::node::NodeFile;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
@@ -59,11 +60,9 @@ impl Window {
     }
 
     /// What a file shows, from its start.
-    pub(crate) fn of_file(file: BorrowedFd<'_>, len: u64) -> Result<Self, Errno> {
+    pub(crate) fn of_file(file: &NodeFile, len: u64) -> Result<Self, Errno> {
         let len = to_usize(len)?;
-        // SAFETY: as for `anonymous`.
-        let base = unsafe { mmap(ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED, file, 0) }?;
-        Self::adopt(base, len)
+        Self::adopt(file.map(len, 0)?.as_ptr().cast(), len)
     }
 
     /// A second mapping of the shared pages at `address`, which outlives the first one as pinned

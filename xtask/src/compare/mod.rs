@@ -104,27 +104,14 @@ fn obtain(root: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Ours is built in a folder of its own: a preload library sees only calls through the C library,
-/// which is a feature of a crate that everything else uses otherwise.
 fn build(root: &Path) -> Result<()> {
-    let mut both = crate::cargo();
-    both.current_dir(root)
-        .args(["build", "--release", "--quiet"])
-        .args([
-            "--package",
-            "vrampager-nv-shim",
-            "--package",
-            "vrampager-cli",
-        ]);
-    succeed(&mut both)?;
-    let mut example = crate::cargo();
-    example
-        .current_dir(root)
-        .args(["build", "--release", "--quiet", "--package", "vrampager-nv"])
-        .args(["--example", "side_by_side", "--features", "rustix/use-libc"])
-        .arg("--target-dir")
-        .arg(root.join("target/side-by-side"));
-    succeed(&mut example)
+    let build = |what: &[&str]| {
+        let mut cargo = crate::cargo();
+        cargo.current_dir(root);
+        succeed(cargo.args(["build", "--release", "--quiet"]).args(what))
+    };
+    build(&["-p", "vrampager-nv-shim", "-p", "vrampager-cli"])?;
+    build(&["-p", "vrampager-nv", "--example", "side_by_side"])
 }
 
 fn theirs(root: &Path, python: &Path) -> Result<Measured> {
@@ -138,7 +125,7 @@ fn theirs(root: &Path, python: &Path) -> Result<Measured> {
 }
 
 fn ours(root: &Path) -> Result<Measured> {
-    let program = root.join("target/side-by-side/release/examples/side_by_side");
+    let program = root.join("target/release/examples/side_by_side");
     let mut command = preloaded(root);
     command
         .arg(program)

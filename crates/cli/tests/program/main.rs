@@ -4,6 +4,7 @@
 mod arguments;
 mod device;
 mod disturbed;
+mod nv;
 mod swap;
 
 use std::path::{Path, PathBuf};

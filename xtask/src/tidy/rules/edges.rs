@@ -17,7 +17,8 @@ const ALLOWED: [(&str, &[&str]); 18] = [
     ("nv-abi", &[]),
     ("nv-driver", &["addr", "space", "nv-abi"]),
     ("nv", &["addr", "space", "hal", "nv-abi", "nv-driver"]),
-    ("nv-probe", &["nv-abi", "nv-driver"]),
+    // Of `nv` it uses the open file of a node, and nothing that decides.
+    ("nv-probe", &["nv-abi", "nv-driver", "nv"]),
     // A simulator that shared the code which decides would share its bugs.
     ("sim", &["addr", "space", "hal"]),
     ("vrampager", &["addr", "lock", "core", "hal", "sim", "nv"]),

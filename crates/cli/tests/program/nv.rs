@@ -1,0 +1,135 @@
+//! `probe` and `sim-driver`, as their users start them.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::{code, folder, json, program, stderr, stdout};
+
+fn vrampager(words: &[&str]) -> Command {
+    let mut command = program();
+    command.args(words);
+    command
+}
+
+/// Runs the program under the simulated driver of a machine, with the words of `line`.
+fn simulated(folder: &Path, machine: &str, line: &str) -> Output {
+    vrampager(&["sim-driver", "--sim", machine, "--"])
+        .arg(env!("CARGO_BIN_EXE_vrampager"))
+        .args(line.split_whitespace())
+        .current_dir(folder)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn the_probe_finds_behind_the_nodes_what_it_finds_in_the_process() {
+    let inside = vrampager(&["probe", "--device", "nv:sim,gpus=2", "--json"]).output();
+    let inside = inside.unwrap();
+    let outside = simulated(Path::new("."), "gpus=2", "probe --device nv:0 --json");
+    assert_eq!(code(&outside), 0, "{}", stderr(&outside));
+    assert_eq!(json(&outside), json(&inside));
+    assert!(json(&outside)["tried"].as_u64().unwrap() >= 60);
+}
+
+#[test]
+fn the_device_behind_the_nodes_keeps_the_promises_of_the_contracts() {
+    let output = simulated(Path::new("."), "gpus=2", "accept --device nv:1 --json");
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+    let report = json(&output);
+    assert_eq!(report["accepted"], true);
+    assert_eq!(report["devices"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn models_are_swapped_on_the_device_behind_the_nodes() {
+    let folder = folder();
+    let line = "swap a.safetensors b.onnx c.gguf --device nv:0 --requests 30 --json";
+    let output = simulated(folder.path(), "vram=7M", line);
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+    let report = json(&output);
+    assert_eq!(report["verified"], true, "{report}");
+    assert_eq!(report["mismatches"], 0);
+    assert_ne!(report["bytes"]["dropped_clean"], 0, "{report}");
+    assert!(
+        report["leaks"]
+            .as_object()
+            .unwrap()
+            .values()
+            .all(|left| left == 0),
+        "{}",
+        report["leaks"]
+    );
+}
+
+#[test]
+fn the_simulated_driver_passes_the_probe() {
+    let output = vrampager(&["probe", "--json"]).output().unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let report = json(&output);
+    assert_eq!(report["passed"], true);
+    let tried = report["tried"].as_u64().unwrap();
+    assert!(tried >= 60, "{tried} rows");
+}
+
+#[test]
+fn a_bring_up_that_is_refused_is_an_error_with_its_stage() {
+    let device = "nv:sim,gpus=2,fail=uvm:73:3:0x40";
+    let output = vrampager(&["probe", "--device", device]).output().unwrap();
+    let report = stdout(&output);
+    assert_eq!(code(&output), 1, "{report}");
+    assert!(
+        stderr(&output).contains("create range failed with INVALID_STATE (0x40)"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_driver_that_is_not_there_is_an_error() {
+    let output = vrampager(&["probe", "--device", "nv:250", "--json"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 1);
+    let report = json(&output);
+    assert_eq!(report["kind"], "failed");
+    let error = report["error"].as_str().unwrap();
+    assert!(
+        error.starts_with("the GPU cannot be brought up: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_program_gets_the_simulated_driver_and_its_own_exit_code() {
+    let version = "/proc/driver/nvidia/version";
+    let output = vrampager(&["sim-driver", "--sim", "release=580.82.07", "--"])
+        .args(["cat", version])
+        .output()
+        .unwrap();
+    assert!(stdout(&output).contains("580.82.07"), "{}", stderr(&output));
+    let output = vrampager(&["sim-driver", "sh", "-c", "exit 7"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(7));
+}
+
+#[test]
+fn the_report_says_what_a_program_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let output = vrampager(&["sim-driver", "--report"])
+        .arg(&report)
+        .args(["--", "cat", "/dev/nvidiactl"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let report = std::fs::read_to_string(report).unwrap();
+    assert!(report.starts_with("files 0\nclients 0\n"), "{report}");
+}
+
+#[test]
+fn a_machine_that_cannot_be_read_is_a_wrong_argument() {
+    let output = vrampager(&["sim-driver", "--sim", "gpus=0", "true"]).output();
+    let output = output.unwrap();
+    assert_eq!(code(&output), 2);
+    let error = stderr(&output);
+    assert!(error.contains("bad value \"0\" for gpus"), "{error}");
+}
