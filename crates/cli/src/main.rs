@@ -19,8 +19,9 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use clap_complete::Shell;
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, SwapArgs};
 use crate::exit::{Exit, Failure, error_json};
 
 fn main() -> ExitCode {
@@ -32,7 +33,17 @@ fn main() -> ExitCode {
     if matches!(command, Command::Swap(_)) {
         exit_on_panic(json);
     }
-    match run(&command) {
+    let done = match &command {
+        Command::SimDriver(args) => {
+            return sim_driver::launch(args).unwrap_or_else(|failure| fail(&failure, json));
+        }
+        Command::Swap(args) => swap(args),
+        Command::Info(args) => device::info(args),
+        Command::Accept(args) => device::accept(args),
+        Command::Probe(args) => probe::probe(args),
+        Command::Completions { shell } => Ok((completions(*shell), None)),
+    };
+    match done {
         Ok((text, exit)) => match print(&text) {
             Ok(()) => exit.map_or(ExitCode::SUCCESS, ExitCode::from),
             Err(error) => fail(&Failure::new(Exit::Failed, error), false),
@@ -41,27 +52,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> Result<(String, Option<Exit>), Failure> {
-    match command {
-        Command::Swap(args) => {
-            let report = swap::run(args)?;
-            let text = if args.device.json {
-                serde_json::to_string(&report).map_err(|e| Failure::new(Exit::Failed, e))?
-            } else {
-                report.to_string()
-            };
-            Ok((text, report.exit()))
-        }
-        Command::Info(args) => device::info(args),
-        Command::Accept(args) => device::accept(args),
-        Command::Probe(args) => probe::probe(args),
-        Command::SimDriver(args) => Err(sim_driver::launch(args)),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "vrampager", &mut script);
-            Ok((String::from_utf8_lossy(&script).into_owned(), None))
-        }
-    }
+fn swap(args: &SwapArgs) -> Result<(String, Option<Exit>), Failure> {
+    let report = swap::run(args)?;
+    let text = if args.device.json {
+        serde_json::to_string(&report).map_err(|error| Failure::new(Exit::Failed, error))?
+    } else {
+        report.to_string()
+    };
+    Ok((text, report.exit()))
+}
+
+fn completions(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "vrampager", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 /// Writes to standard output, ending the line. A reader that has gone away is no failure.

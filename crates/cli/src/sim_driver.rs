@@ -2,13 +2,15 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode, ExitStatus};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
-use vrampager_nv_driver::Config;
+use vrampager_nv_driver::{Config, Live};
+use vrampager_nv_server::wire::NAME_VARIABLE;
+use vrampager_nv_server::{Server, run_family};
 
 use crate::exit::{Exit, Failure};
 
@@ -16,20 +18,21 @@ use crate::exit::{Exit, Failure};
 pub(crate) struct SimDriverArgs {
     /// The machine, such as `gpus=2,vram=8G,release=570.144`
     #[arg(long, value_name = "MACHINE", default_value = "", value_parser = machine)]
-    sim: String,
-    /// A file that gets what is still alive when the program exits
+    sim: Box<Config>,
+    /// A file that gets the driver's counters at the end, when nobody has it open any more
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Kill the process that makes the N-th ioctl, when that is done
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    kill_at: Option<u64>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
 }
 
-/// The program gets the text and not what it means: a mistake is better found here.
-fn machine(text: &str) -> Result<String, String> {
-    let known = Config::parse(text).map_err(|error| error.to_string())?;
-    drop(known);
-    Ok(text.to_owned())
+fn machine(text: &str) -> Result<Box<Config>, String> {
+    let config = Config::parse(text).map_err(|error| error.to_string())?;
+    Ok(Box::new(config))
 }
 
 /// The library beside this program, where both are built and installed.
@@ -38,7 +41,8 @@ fn library() -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let beside = own.with_file_name(NAME);
     let in_deps = own.with_file_name("deps").join(NAME);
-    let found = [beside, in_deps].into_iter().find(|path| path.is_file());
+    // Cargo's tests build it there only, and may leave an old one beside.
+    let found = [in_deps, beside].into_iter().find(|path| path.is_file());
     found.ok_or_else(|| {
         let place = own.display();
         io::Error::other(format!(
@@ -47,27 +51,47 @@ fn library() -> io::Result<PathBuf> {
     })
 }
 
-/// Becomes the program; comes back only if that fails.
-pub(crate) fn launch(args: &SimDriverArgs) -> Failure {
-    match exec(args) {
-        Ok(never) => match never {},
-        Err(error) => Failure::new(Exit::Failed, error),
+/// Runs the program until it and all processes that it left running have ended. Ends as the
+/// program did.
+pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
+    let failed = |error| Failure::new(Exit::Failed, error);
+    let broken = |error| Failure::new(Exit::Invariant, error);
+    let server = Server::start(Config::clone(&args.sim), args.kill_at);
+    let server = server.map_err(|error| failed(error.into()))?;
+    let status = run(args, &server).map_err(failed)?;
+    if !server.works() {
+        return Err(broken(anyhow!("the simulated driver broke down")));
     }
+    let left = server.live();
+    if let Some(report) = &args.report {
+        let text = format!("{left}{}", server.counted());
+        let written = std::fs::write(report, text);
+        let written = written.with_context(|| format!("writing {}", report.display()));
+        written.map_err(failed)?;
+    }
+    if left != Live::default() {
+        return Err(broken(anyhow!("the driver kept what nobody has:\n{left}")));
+    }
+    Ok(exit_code(status))
 }
 
-fn exec(args: &SimDriverArgs) -> anyhow::Result<std::convert::Infallible> {
+fn run(args: &SimDriverArgs, server: &Server) -> anyhow::Result<ExitStatus> {
     let library = library()?;
     let (program, arguments) = args.program.split_first().context("there is no program")?;
-    let mut command = Command::new(program);
     // LIBC_PATH is where tinygrad looks for the C library that it calls mmap of by name.
+    let mut command = Command::new(program);
     command
         .args(arguments)
         .env("LD_PRELOAD", &library)
         .env("LIBC_PATH", &library)
-        .env("VRAMPAGER_SIM", &args.sim);
-    if let Some(report) = &args.report {
-        command.env("VRAMPAGER_SIM_REPORT", report);
-    }
-    let error = command.exec();
-    Err(error).with_context(|| format!("starting {}", program.display()))
+        .env(NAME_VARIABLE, server.name());
+    run_family(&mut command).with_context(|| format!("starting {}", program.display()))
+}
+
+/// The program's own code; for one that was killed, 128 and the signal's number, as shells have it.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let killed = || status.signal().map(|signal| 128 + signal);
+    let code = status.code().or_else(killed);
+    let code = code.and_then(|code| u8::try_from(code).ok());
+    code.map_or(ExitCode::FAILURE, ExitCode::from)
 }

@@ -1,4 +1,5 @@
 //! The shortest way to bytes in device memory: what any client of the kernel driver does first.
+//! A child process sees them too, through files that it inherits.
 //!
 //! ```text
 //! cargo build -p vrampager-nv-shim -p vrampager-cli --lib --bins --examples
@@ -43,20 +44,40 @@ fn main() -> io::Result<()> {
     let kind = class::NV01_MEMORY_LOCAL_USER;
     let memory = allocate(&control, client, device, kind, address(&params))?;
 
-    let first = map(&control, client, device, memory)?;
-    let second = map(&control, client, device, memory)?;
-    let (first, second) = (first.wrapping_add(SIZE - 4), second.wrapping_add(SIZE - 4));
-    // SAFETY: the mappings are SIZE bytes long and stay for the life of the process.
+    let first = map(&control, client, device, memory)?.wrapping_add(SIZE - 4);
+    // SAFETY: the mapping is SIZE bytes long and stays for the life of the process.
     unsafe { first.cast::<u32>().write_volatile(0xC0FF_EE00) };
-    // SAFETY: as above.
-    let seen = unsafe { second.cast::<u32>().read_volatile() };
-    println!("written 0xc0ffee00, seen {seen:#x}");
+    in_child(|| {
+        let second = map(&control, client, device, memory)?.wrapping_add(SIZE - 4);
+        // SAFETY: as above.
+        let seen = unsafe { second.cast::<u32>().read_volatile() };
+        println!("written 0xc0ffee00, seen {seen:#x}");
+        Ok(())
+    })?;
 
     let mut free = RmFree::new_zeroed();
     free.root = client;
     free.object = client;
     call(&control, escape::RM_FREE, &mut free)?;
     check(free.status)
+}
+
+/// Runs an action in a child process, and waits for its end.
+fn in_child(action: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    // SAFETY: the process has one thread, so the child may do whatever it could.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => std::process::exit(i32::from(action().is_err())),
+        child => {
+            let mut status = 0;
+            // SAFETY: the status is written to a local variable.
+            let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            match (ended == child, status) {
+                (true, 0) => Ok(()),
+                _ => Err(io::Error::other("the child failed")),
+            }
+        }
+    }
 }
 
 fn node(path: &str) -> io::Result<File> {

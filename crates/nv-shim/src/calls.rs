@@ -5,32 +5,32 @@
 //! conventions of x86-64 and aarch64 Linux the two are the same.
 #![expect(unsafe_code, reason = "C functions are exported and take raw pointers")]
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vrampager_nv_driver::Errno;
+use rustix::io::Errno;
+use vrampager_nv_server::wire::Request;
 
-use crate::paths::{Special, special};
-use crate::raw;
-use crate::state::{self, is_ours};
+use crate::paths::special;
+use crate::{driver, raw};
 
 /// Runs a call of ours: its error goes to `errno`, and so does a panic, as an I/O error.
 fn guarded(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(result)) => result,
-        Ok(Err(errno)) => raw::fail(errno.number()),
-        Err(_) => raw::fail(Errno::Io.number()),
+        Ok(Err(errno)) => raw::fail(errno.raw_os_error()),
+        Err(_) => raw::fail(Errno::IO.raw_os_error()),
     }
 }
 
-fn open_special(special: Special, flags: c_int) -> c_int {
+fn open_special(request: Request, flags: c_int) -> c_int {
     guarded(|| {
-        let mut state = state::lock().ok_or(Errno::NoDev)?;
-        match special {
-            Special::Node(node) => state.open(node, flags),
-            Special::Counters => state.counters(flags),
-            Special::Version => state.version(flags),
-        }
+        let answer = driver::ask(request, flags & libc::O_CLOEXEC != 0)?;
+        answer
+            .file
+            .map(|file| file.into_raw_fd())
+            .ok_or(Errno::PROTO)
     })
 }
 
@@ -45,8 +45,8 @@ pub(crate) unsafe extern "C" fn openat(
     mode: c_uint,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    if let Some(special) = unsafe { special(path) } {
-        return open_special(special, flags);
+    if let Some(request) = unsafe { special(path) } {
+        return open_special(request, flags);
     }
     // SAFETY: passed on as it came.
     unsafe { raw::openat(dir, path, flags, mode) }
@@ -107,113 +107,22 @@ pub(crate) unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) ->
 /// As `ioctl(2)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: u64, argument: *mut c_void) -> c_int {
-    if !is_ours(fd) {
+    let Some(file) = driver::file(fd) else {
         // SAFETY: passed on as it came.
         return unsafe { raw::ioctl(fd, request, argument) };
-    }
+    };
     guarded(|| {
-        let mut state = state::lock_existing().ok_or(Errno::BadF)?;
         // The kernel looks at 32 bits of a request; programs may sign-extend them.
         #[expect(clippy::cast_possible_truncation, reason = "the kernel drops them too")]
         let request = request as u32;
-        state
-            .ioctl(fd, request, argument.expose_provenance() as u64)
-            .map(|()| 0)
+        let argument = argument.expose_provenance() as u64;
+        let request = Request::Ioctl {
+            file,
+            request,
+            argument,
+        };
+        driver::ask(request, true).map(|_| 0)
     })
-}
-
-/// # Safety
-///
-/// As `close(2)`.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_ours(fd) {
-        forget(fd);
-    }
-    // SAFETY: the caller gives the descriptor up.
-    unsafe { raw::close(fd) }
-}
-
-fn forget(fd: c_int) {
-    guarded(|| {
-        if let Some(mut state) = state::lock_existing() {
-            state.close(fd);
-        }
-        Ok(0)
-    });
-}
-
-fn alias(from: c_int, to: c_int) {
-    guarded(|| {
-        if let Some(mut state) = state::lock_existing() {
-            state.alias(from, to);
-        }
-        Ok(0)
-    });
-}
-
-/// # Safety
-///
-/// As `dup(2)`.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    let new = raw::dup(fd);
-    if new >= 0 && is_ours(fd) {
-        alias(fd, new);
-    }
-    new
-}
-
-/// # Safety
-///
-/// As `dup3(2)`.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    if from != to && is_ours(to) {
-        forget(to);
-    }
-    let new = raw::dup3(from, to, flags);
-    if new >= 0 && is_ours(from) {
-        alias(from, new);
-    }
-    new
-}
-
-/// # Safety
-///
-/// As `dup2(2)`.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    if from == to {
-        // SAFETY: the command takes no argument.
-        let valid = unsafe { raw::fcntl(from, libc::F_GETFD, 0) };
-        return if valid < 0 { -1 } else { to };
-    }
-    // SAFETY: as `dup3` without flags.
-    unsafe { dup3(from, to, 0) }
-}
-
-/// # Safety
-///
-/// As `fcntl(2)`.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: passed on as it came.
-    let result = unsafe { raw::fcntl(fd, command, argument) };
-    let duplicates = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
-    if result >= 0 && duplicates && is_ours(fd) {
-        alias(fd, result);
-    }
-    result
-}
-
-/// # Safety
-///
-/// As `fcntl(2)`.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: passed on as it came.
-    unsafe { fcntl(fd, command, argument) }
 }
 
 /// # Safety
@@ -228,21 +137,31 @@ pub(crate) unsafe extern "C" fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let mut from = offset;
-    if flags & libc::MAP_ANONYMOUS == 0 && is_ours(fd) {
-        let checked = guarded(|| {
-            let state = state::lock_existing().ok_or(Errno::BadF)?;
-            let offset = u64::try_from(offset).map_err(|_| Errno::Inval)?;
-            let map = state.mmap(fd, len as u64, offset)?;
-            from = i64::try_from(map.place.offset).map_err(|_| Errno::Inval)?;
-            Ok(0)
-        });
-        if checked < 0 {
-            return libc::MAP_FAILED;
-        }
-    }
-    // SAFETY: passed on as it came; our own files only get their offset.
-    unsafe { raw::mmap(address, len, (prot, flags), fd, from) }
+    let file = if flags & libc::MAP_ANONYMOUS == 0 {
+        driver::file(fd)
+    } else {
+        None
+    };
+    let Some(file) = file else {
+        // SAFETY: passed on as it came.
+        return unsafe { raw::mmap(address, len, (prot, flags), fd, offset) };
+    };
+    let mut at = libc::MAP_FAILED;
+    guarded(|| {
+        let offset = u64::try_from(offset).map_err(|_| Errno::INVAL)?;
+        let request = Request::Map {
+            file,
+            len: len as u64,
+            offset,
+        };
+        let answer = driver::ask(request, true)?;
+        let (memory, from) = (answer.file.ok_or(Errno::PROTO)?, answer.offset);
+        let from = i64::try_from(from).map_err(|_| Errno::INVAL)?;
+        // SAFETY: what the program asked for, of the memory that the file shows.
+        at = unsafe { raw::mmap(address, len, (prot, flags), memory.as_raw_fd(), from) };
+        Ok(0)
+    });
+    at
 }
 
 /// # Safety
@@ -369,21 +288,3 @@ pub(crate) unsafe extern "C" fn statx(
     // SAFETY: passed on, possibly for the stand-in.
     unsafe { raw::statx(dir, path, flags, mask, buffer) }
 }
-
-/// Writes the report when the process ends, while its files are still open.
-extern "C" fn report() {
-    let Ok(path) = std::env::var("VRAMPAGER_SIM_REPORT") else {
-        return;
-    };
-    guarded(|| {
-        if let Some(text) = state::lock_existing().map(|state| state.report()) {
-            std::fs::write(path, text).map_err(|_| Errno::Io)?;
-        }
-        Ok(0)
-    });
-}
-
-/// The dynamic linker runs this when the process ends.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static AT_EXIT: extern "C" fn() = report;

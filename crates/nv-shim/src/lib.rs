@@ -1,29 +1,25 @@
 //! A preload library: programs that open `/dev/nvidiactl`, `/dev/nvidiaN` or `/dev/nvidia-uvm`
-//! get the simulated driver of `vrampager-nv-driver` instead, without being changed.
+//! get the simulated driver of a server (`vrampager-nv-server`) instead, without being changed.
 //!
 //! ```text
-//! LD_PRELOAD=libvrampager_nv_shim.so VRAMPAGER_SIM=gpus=2,vram=8G program
+//! vrampager sim-driver --sim gpus=2,vram=8G -- program
 //! ```
 //!
-//! * `VRAMPAGER_SIM` describes the machine, as `Config::parse` reads it.
-//! * Opening `/proc/driver/vrampager/counters` gives what is alive and what has happened, one
-//!   `name value` per line.
-//! * If `VRAMPAGER_SIM_REPORT` names a file, the same is written there when the process exits.
+//! is the way to have both; `VRAMPAGER_SIM_DRIVER` names the server to the library.
 //!
-//! How it works: the calls that reach device nodes are exported under their C names and passed on
-//! as system calls unless they are about one of our files. A file is a memory file, so that its
-//! descriptor is a real one; `RM_MAP_MEMORY` puts the memory itself behind the descriptor it is
-//! given, so that even a program whose `mmap` cannot be seen maps the right bytes. A thread runs
-//! the channels.
+//! * Opening `/proc/driver/vrampager/counters` gives what is alive in the driver and what has
+//!   happened, one `name value` per line.
+//! * `/proc/driver/nvidia/version` gives its release.
 //!
-//! Known gaps: descriptors passed to other processes do not work there, and a forked child has no
-//! driver. Pinned pages of private mappings are read through the process and so are gone when the
-//! program unmaps them; shared ones stay, as real pins do. A mapping with an offset is right only
-//! for programs whose `mmap` goes through this library.
+//! How it works: `open`, `ioctl` and `mmap` are exported under their C names, and passed on as
+//! system calls unless they are about the driver; those are sent to the server. Open files are
+//! sockets, of which the kernel keeps account: `close`, `dup`, `fork`, `exec`, and being killed
+//! need nothing of this library. It keeps no state but idle connections.
+//!
+//! Known gaps: a program that makes system calls without the C library is not seen. `fstat` of an
+//! open file says that it is a socket.
 
 mod calls;
-mod engine;
-mod memory;
+mod driver;
 mod paths;
 mod raw;
-mod state;

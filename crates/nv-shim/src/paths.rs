@@ -4,32 +4,23 @@
 use std::ffi::{CStr, c_char};
 
 use vrampager_nv_driver::Node;
+use vrampager_nv_server::wire::Request;
 
-/// Something this library has behind a path.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Special {
-    /// A device node.
-    Node(Node),
-    /// The simulated driver's counters.
-    Counters,
-    /// The driver's release, as the real driver shows it.
-    Version,
-}
-
-/// What is behind a path, if it is ours.
+/// How to open a path, if it is ours: a device node, the driver's release as the real driver shows
+/// it, or the simulated driver's counters.
 ///
 /// # Safety
 ///
 /// `path` is null or a zero-terminated string.
-pub(crate) unsafe fn special(path: *const c_char) -> Option<Special> {
+pub(crate) unsafe fn special(path: *const c_char) -> Option<Request> {
     if path.is_null() {
         return None;
     }
     // SAFETY: not null, and zero-terminated as the caller promises.
     let path = unsafe { CStr::from_ptr(path) };
     match path.to_str().ok()? {
-        "/proc/driver/vrampager/counters" => Some(Special::Counters),
-        "/proc/driver/nvidia/version" => Some(Special::Version),
-        path => Node::at(path).map(Special::Node),
+        "/proc/driver/vrampager/counters" => Some(Request::Counters),
+        "/proc/driver/nvidia/version" => Some(Request::Version),
+        path => Node::at(path).map(Request::Open),
     }
 }

@@ -37,14 +37,6 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: u64, argument: *mut c_void) -> c_
 
 /// # Safety
 ///
-/// As `fcntl(2)`: `argument` is what the command expects.
-pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: the caller vouches for the argument.
-    narrow(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) })
-}
-
-/// # Safety
-///
 /// As `mmap(2)`: with `MAP_FIXED`, nothing that is in use is replaced.
 pub(crate) unsafe fn mmap(
     address: *mut c_void,
@@ -57,24 +49,6 @@ pub(crate) unsafe fn mmap(
     // SAFETY: the caller vouches for the address range.
     let at = unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) };
     std::ptr::with_exposed_provenance_mut(at.cast_unsigned().try_into().expect("64-bit pointers"))
-}
-
-/// # Safety
-///
-/// `fd` is not used afterwards.
-pub(crate) unsafe fn close(fd: c_int) -> c_int {
-    // SAFETY: the caller gives the descriptor up.
-    narrow(unsafe { libc::syscall(libc::SYS_close, fd) })
-}
-
-pub(crate) fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    // SAFETY: duplicating touches no memory; `to` is one of our descriptors, or the caller's wish.
-    narrow(unsafe { libc::syscall(libc::SYS_dup3, from, to, flags) })
-}
-
-pub(crate) fn dup(fd: c_int) -> c_int {
-    // SAFETY: duplicating touches no memory.
-    narrow(unsafe { libc::syscall(libc::SYS_dup, fd) })
 }
 
 /// # Safety
@@ -110,15 +84,4 @@ pub(crate) unsafe fn statx(
 pub(crate) unsafe fn faccessat(dir: c_int, path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller gives a valid path.
     narrow(unsafe { libc::syscall(libc::SYS_faccessat, dir, path, mode) })
-}
-
-/// The flags that `dup3` takes to keep a descriptor's close-on-exec as it is.
-pub(crate) fn descriptor_flags(fd: c_int) -> c_int {
-    // SAFETY: the command takes no argument.
-    let flags = unsafe { fcntl(fd, libc::F_GETFD, 0) };
-    if flags & libc::FD_CLOEXEC == 0 {
-        0
-    } else {
-        libc::O_CLOEXEC
-    }
 }

@@ -1,5 +1,6 @@
 //! `probe` and `sim-driver`, as their users start them.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -112,17 +113,70 @@ fn a_program_gets_the_simulated_driver_and_its_own_exit_code() {
 }
 
 #[test]
-fn the_report_says_what_a_program_left() {
+fn two_programs_share_the_gpus_of_one_driver() {
     let folder = tempfile::tempdir().unwrap();
-    let report = folder.path().join("report");
-    let output = vrampager(&["sim-driver", "--report"])
-        .arg(&report)
-        .args(["--", "cat", "/dev/nvidiactl"])
+    let own = env!("CARGO_BIN_EXE_vrampager");
+    let probe = |name| format!("{own} probe --device nv:0 --json >{name} || exit 9");
+    let script = format!("({}) & {}\nwait $!", probe("one"), probe("two"));
+    let output = vrampager(&["sim-driver", "--sim", "gpus=2", "--report", "left"])
+        .args(["--", "sh", "-c", &script])
+        .current_dir(folder.path())
         .output()
         .unwrap();
     assert_eq!(code(&output), 0, "{}", stderr(&output));
-    let report = std::fs::read_to_string(report).unwrap();
-    assert!(report.starts_with("files 0\nclients 0\n"), "{report}");
+    let report = |name| fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(
+        report("one").contains("\"passed\":true"),
+        "{}",
+        report("one")
+    );
+    assert_eq!(report("one"), report("two"));
+    assert_nothing_is_left(&folder.path().join("left"));
+}
+
+fn assert_nothing_is_left(report: &Path) {
+    let report = fs::read_to_string(report).unwrap();
+    let live = report
+        .lines()
+        .take_while(|line| !line.starts_with("ioctls "));
+    let live: Vec<&str> = live.collect();
+    assert_eq!(live.len(), 14, "{report}");
+    for line in live {
+        assert!(line.ends_with(" 0"), "{line}");
+    }
+}
+
+#[test]
+fn a_program_killed_at_any_point_of_its_work_leaves_nothing_in_the_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("left");
+    let early = (1..100).step_by(9);
+    for nth in early.chain([150, 400, 1000, 3000, 6000, 9000]) {
+        let output = vrampager(&["sim-driver", "--kill-at", &nth.to_string(), "--report"])
+            .arg(&report)
+            .args(["--", env!("CARGO_BIN_EXE_vrampager")])
+            .args(["accept", "--device", "nv:0"])
+            .output()
+            .unwrap();
+        // 128 and the signal's number.
+        assert_eq!(code(&output), 137, "{nth}: {}", stderr(&output));
+        assert_nothing_is_left(&report);
+        let text = fs::read_to_string(&report).unwrap();
+        assert!(text.contains(&format!("\nioctls {nth}\n")), "{text}");
+    }
+}
+
+#[test]
+fn a_program_in_the_background_keeps_its_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "(sleep 0.3; cat /proc/driver/vrampager/counters >seen) 3</dev/nvidiactl &";
+    let output = vrampager(&["sim-driver", "sh", "-c", script])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
+    assert!(seen.starts_with("files 1\n"), "{seen}");
 }
 
 #[test]

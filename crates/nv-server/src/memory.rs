@@ -1,23 +1,27 @@
-//! Memory shared with the program: memory files for what the driver makes, its own pages for what
-//! it pins.
+//! Memory shared with programs: memory files for what the driver makes, their own pages for what
+//! they pin.
 #![expect(unsafe_code, reason = "memory is mapped and reached by address")]
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use vrampager_nv_driver::{Place, Store, StoreError, StoreId};
 
-/// Memory files and adopted pages.
+use crate::process::{Client, Memory};
+
+/// Memory files and pages of programs.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStore {
     pieces: BTreeMap<StoreId, Piece>,
     next: u64,
+    /// Who makes the request that is being carried out.
+    caller: Option<Arc<Client>>,
 }
 
 #[derive(Debug)]
@@ -28,10 +32,8 @@ enum Piece {
         bytes: usize,
         view: OnceLock<View>,
     },
-    /// A second mapping of the program's shared pages.
-    Alias(View),
-    /// Private pages of the program, reached through the kernel.
-    Foreign { address: u64 },
+    /// Pages of a program, from an address on.
+    Pinned(Arc<Memory>, u64),
 }
 
 /// A mapping of ours.
@@ -114,19 +116,18 @@ impl View {
 }
 
 impl Piece {
-    /// How the piece is reached: our mapping of it, or its address in the program.
+    /// How the piece is reached: our mapping of it, or its address in a program.
     fn reach(&self) -> Reach<'_> {
         match self {
             Self::File { fd, bytes, view } => Reach::View(view.get_or_init(|| map(fd, *bytes))),
-            Self::Alias(view) => Reach::View(view),
-            Self::Foreign { address } => Reach::Program(*address),
+            Self::Pinned(memory, address) => Reach::Program(memory, *address),
         }
     }
 }
 
 enum Reach<'a> {
     View(&'a View),
-    Program(u64),
+    Program(&'a Memory, u64),
 }
 
 fn map(fd: &OwnedFd, bytes: usize) -> View {
@@ -162,17 +163,22 @@ impl SharedStore {
         id
     }
 
+    /// Says who makes the next requests: pages are taken of that process.
+    pub(crate) fn set_caller(&mut self, caller: &Arc<Client>) {
+        self.caller = Some(Arc::clone(caller));
+    }
+
     /// The memory file of a piece that the driver made.
-    pub(crate) fn memory_file(&self, id: StoreId) -> Option<c_int> {
+    pub(crate) fn memory_file(&self, id: StoreId) -> Option<BorrowedFd<'_>> {
         match self.piece(id) {
-            Piece::File { fd, .. } => Some(fd.as_raw_fd()),
-            Piece::Alias(_) | Piece::Foreign { .. } => None,
+            Piece::File { fd, .. } => Some(fd.as_fd()),
+            Piece::Pinned(..) => None,
         }
     }
 }
 
 /// A memory file of `bytes` that nobody can resize.
-pub(crate) fn memory_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
+fn memory_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("vrampager-sim", flags)?;
     rustix::fs::ftruncate(&fd, bytes)?;
@@ -192,24 +198,12 @@ impl Store for SharedStore {
     }
 
     fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError> {
-        let len = usize::try_from(bytes).map_err(|_| StoreError::BadAddress)?;
-        let start: *mut c_void = std::ptr::with_exposed_provenance_mut(
-            usize::try_from(address).map_err(|_| StoreError::BadAddress)?,
-        );
-        if !is_mapped(start, len) {
+        let caller = self.caller.as_ref().ok_or(StoreError::BadAddress)?;
+        if !caller.has_mapped(address, bytes) {
             return Err(StoreError::BadAddress);
         }
-        // SAFETY: an old size of zero leaves the program's mapping alone and makes a second one of
-        // the same shared pages, where the kernel chooses; for private pages it fails.
-        let alias = unsafe { rustix::mm::mremap(start, 0, len, MremapFlags::MAYMOVE) };
-        let piece = match alias {
-            Ok(base) => {
-                let base = NonNull::new(base).expect("no mapping is at zero");
-                Piece::Alias(View { base, bytes: len })
-            }
-            Err(_) => Piece::Foreign { address },
-        };
-        Ok(self.add(piece))
+        let memory = Arc::clone(caller.memory());
+        Ok(self.add(Piece::Pinned(memory, address)))
     }
 
     fn destroy(&mut self, id: StoreId) {
@@ -220,7 +214,7 @@ impl Store for SharedStore {
 
     fn read(&self, from: Place, into: &mut [u8]) -> Result<(), StoreError> {
         match self.piece(from.id).reach() {
-            Reach::Program(address) => read_process(address + from.offset, into),
+            Reach::Program(memory, address) => memory.read(address + from.offset, into),
             Reach::View(view) => {
                 view.read(from.offset, into);
                 Ok(())
@@ -230,7 +224,7 @@ impl Store for SharedStore {
 
     fn write(&mut self, to: Place, from: &[u8]) -> Result<(), StoreError> {
         match self.piece(to.id).reach() {
-            Reach::Program(address) => write_process(address + to.offset, from),
+            Reach::Program(memory, address) => memory.write(address + to.offset, from),
             Reach::View(view) => {
                 view.write(to.offset, from);
                 Ok(())
@@ -240,70 +234,31 @@ impl Store for SharedStore {
 
     fn copy(&mut self, from: Place, to: Place, bytes: u64) -> Result<(), StoreError> {
         let len = usize::try_from(bytes).map_err(|_| StoreError::Exhausted)?;
-        let (source, target) = (self.piece(from.id).reach(), self.piece(to.id).reach());
-        if let (Reach::View(source), Reach::View(target)) = (source, target) {
-            let (source, target) = (source.check(from.offset, len), target.check(to.offset, len));
-            // SAFETY: both ranges are valid for `len`, and `copy` allows them to overlap.
-            unsafe { std::ptr::copy(source, target, len) };
-            return Ok(());
+        match (self.piece(from.id).reach(), self.piece(to.id).reach()) {
+            (Reach::View(source), Reach::View(target)) => {
+                let source = source.check(from.offset, len);
+                let target = target.check(to.offset, len);
+                // SAFETY: both ranges are valid for `len`, and `copy` allows them to overlap.
+                unsafe { std::ptr::copy(source, target, len) };
+                Ok(())
+            }
+            (Reach::Program(memory, address), Reach::View(target)) => {
+                let target = target.check(to.offset, len);
+                // SAFETY: the range was checked, and the view lives as long as the call.
+                unsafe { memory.read_to(address + from.offset, target, len) }
+            }
+            (Reach::View(source), Reach::Program(memory, address)) => {
+                let source = source.check(from.offset, len);
+                // SAFETY: as above.
+                unsafe { memory.write_from(address + to.offset, source, len) }
+            }
+            (Reach::Program(source, read), Reach::Program(target, write)) => {
+                let mut buffer = vec![0; len];
+                source.read(read + from.offset, &mut buffer)?;
+                target.write(write + to.offset, &buffer)
+            }
         }
-        let mut buffer = vec![0; len];
-        self.read(from, &mut buffer)?;
-        self.write(to, &buffer)
     }
-}
-
-/// Whether every page of a range is mapped.
-fn is_mapped(start: *mut c_void, len: usize) -> bool {
-    const PAGE: usize = 4096;
-    let mut pages = vec![0; len.div_ceil(PAGE)];
-    // SAFETY: the kernel only looks at the range, and there is a byte for each page.
-    unsafe { libc::mincore(start, len, pages.as_mut_ptr()) == 0 }
-}
-
-fn own(bytes: *mut u8, len: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: bytes.cast(),
-        iov_len: len,
-    }
-}
-
-fn theirs(address: u64, len: usize) -> libc::iovec {
-    let address = usize::try_from(address).expect("addresses are 64 bits wide");
-    libc::iovec {
-        iov_base: std::ptr::with_exposed_provenance_mut(address),
-        iov_len: len,
-    }
-}
-
-fn whole(moved: isize, len: usize) -> Result<(), StoreError> {
-    let all = usize::try_from(moved).is_ok_and(|moved| moved == len);
-    all.then_some(()).ok_or(StoreError::BadAddress)
-}
-
-/// This process, as the kernel names it to itself.
-fn own_pid() -> libc::pid_t {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
-/// Reads the program's memory; a bad address is an error, not a signal.
-pub(crate) fn read_process(address: u64, into: &mut [u8]) -> Result<(), StoreError> {
-    let local = own(into.as_mut_ptr(), into.len());
-    let remote = theirs(address, into.len());
-    let (local, remote) = (&raw const local, &raw const remote);
-    // SAFETY: the local range is `into`, and the kernel checks the remote one.
-    let moved = unsafe { libc::process_vm_readv(own_pid(), local, 1, remote, 1, 0) };
-    whole(moved, into.len())
-}
-
-/// Writes the program's memory.
-pub(crate) fn write_process(address: u64, from: &[u8]) -> Result<(), StoreError> {
-    let local = own(from.as_ptr().cast_mut(), from.len());
-    let remote = theirs(address, from.len());
-    let (local, remote) = (&raw const local, &raw const remote);
-    // SAFETY: the local range is only read, and the kernel checks the remote one.
-    let moved = unsafe { libc::process_vm_writev(own_pid(), local, 1, remote, 1, 0) };
-    whole(moved, from.len())
 }
 
 /// A memory file with a text, to be read from its start.

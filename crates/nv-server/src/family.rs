@@ -1,0 +1,40 @@
+//! A program and the processes that it leaves behind.
+#![expect(unsafe_code, reason = "a signal's disposition is set through libc")]
+
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
+
+/// Runs a program, and waits until it and every process that it left running have ended: whatever
+/// they share is needed no longer. Gives the program's own status.
+///
+/// It is for a process that is there for nothing else: it waits for all its children, and lets
+/// interrupts from the terminal pass by. They reach the program too, which may want to put things
+/// in order.
+///
+/// # Errors
+/// When the program cannot be started, or something else waits for the children of this process.
+pub fn run_family(command: &mut Command) -> io::Result<ExitStatus> {
+    set_child_subreaper(Some(getpid()))?;
+    let child = command.spawn()?;
+    // Ignored from here on, but not by the program.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: ignoring a signal runs no code and touches no memory.
+        let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
+        assert!(before != libc::SIG_ERR, "both signals can be ignored");
+    }
+    let mut status = None;
+    loop {
+        match rustix::io::retry_on_intr(|| wait(WaitOptions::empty())) {
+            Ok(Some((ended, how))) if ended.as_raw_nonzero().get().unsigned_abs() == child.id() => {
+                status = Some(ExitStatus::from_raw(how.as_raw()));
+            }
+            Ok(_) => {}
+            Err(Errno::CHILD) => return status.ok_or_else(|| Errno::CHILD.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! A process that calls: its memory, and which of its descriptors are files of the driver.
+#![expect(
+    unsafe_code,
+    reason = "its memory is copied to and from mappings by address"
+)]
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags, openat, readlinkat};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use vrampager_nv_driver::StoreError;
+
+/// A process, as the kernel shows it. All of it belongs to this process and no later one of the
+/// same number.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pid: Pid,
+    /// `/proc/PID`.
+    folder: OwnedFd,
+    memory: Arc<Memory>,
+}
+
+/// The address space of a process. It outlives neither the process nor `exec`: then nothing in it
+/// can be reached any more.
+#[derive(Debug)]
+pub(crate) struct Memory(OwnedFd);
+
+impl Client {
+    /// # Errors
+    /// `EACCES` or `EPERM` when the process may not be traced by this one.
+    pub(crate) fn new(pid: Pid) -> Result<Self, Errno> {
+        let path = format!("/proc/{}", pid.as_raw_nonzero());
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(path, flags, Mode::empty())?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let memory = openat(&folder, "mem", flags, Mode::empty())?;
+        Ok(Self {
+            pid,
+            folder,
+            memory: Arc::new(Memory(memory)),
+        })
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The inode of the socket that a descriptor is, if it is one.
+    pub(crate) fn socket(&self, fd: i32) -> Option<u64> {
+        let link = readlinkat(&self.folder, format!("fd/{fd}"), Vec::new()).ok()?;
+        let link = link.to_str().ok()?;
+        let digits = link.strip_prefix("socket:[")?.strip_suffix(']')?;
+        digits.parse().ok()
+    }
+
+    /// Whether every page of a range is mapped.
+    pub(crate) fn has_mapped(&self, address: u64, len: u64) -> bool {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let Ok(maps) = openat(&self.folder, "maps", flags, Mode::empty()) else {
+            return false;
+        };
+        let mut text = String::new();
+        let read = File::from(maps).read_to_string(&mut text);
+        let end = address.checked_add(len);
+        read.is_ok() && end.is_some_and(|end| covers(&text, address, end))
+    }
+}
+
+/// Whether mappings, listed as in `/proc/PID/maps`, leave no gap between two addresses.
+fn covers(maps: &str, start: u64, end: u64) -> bool {
+    let mut next = start;
+    for line in maps.lines() {
+        let Some((from, to)) = bounds(line) else {
+            return false;
+        };
+        if to <= next {
+            continue;
+        }
+        if from > next {
+            return false;
+        }
+        next = to;
+        if next >= end {
+            return true;
+        }
+    }
+    false
+}
+
+fn bounds(line: &str) -> Option<(u64, u64)> {
+    let (range, _) = line.split_once(' ')?;
+    let (from, to) = range.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some((number(from)?, number(to)?))
+}
+
+impl Memory {
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        // SAFETY: the slice is valid for its length.
+        unsafe { self.read_to(address, into.as_mut_ptr(), into.len()) }
+    }
+
+    pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), StoreError> {
+        // SAFETY: the slice is valid for its length.
+        unsafe { self.write_from(address, from.as_ptr(), from.len()) }
+    }
+
+    /// Copies out of the process.
+    ///
+    /// # Safety
+    /// `into` is valid for writes of `len` bytes.
+    pub(crate) unsafe fn read_to(
+        &self,
+        address: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<(), StoreError> {
+        self.whole(address, len, |done, at| {
+            let rest = into.wrapping_add(done);
+            // SAFETY: `done` is less than `len`, for which the caller vouches; the kernel checks
+            // the address in the process.
+            unsafe { libc::pread(self.0.as_raw_fd(), rest.cast(), len - done, at) }
+        })
+    }
+
+    /// Copies into the process.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes.
+    pub(crate) unsafe fn write_from(
+        &self,
+        address: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), StoreError> {
+        self.whole(address, len, |done, at| {
+            let rest = from.wrapping_add(done);
+            // SAFETY: `done` is less than `len`, for which the caller vouches; the kernel checks
+            // the address in the process.
+            unsafe { libc::pwrite(self.0.as_raw_fd(), rest.cast(), len - done, at) }
+        })
+    }
+
+    /// Repeats a transfer until all is moved: the kernel moves less where a mapping ends, and no
+    /// more than 2 GiB at once.
+    fn whole(
+        &self,
+        address: u64,
+        len: usize,
+        transfer: impl Fn(usize, libc::off_t) -> isize,
+    ) -> Result<(), StoreError> {
+        let mut done = 0;
+        while done < len {
+            let at = address.checked_add(done as u64);
+            let at = at.and_then(|at| libc::off_t::try_from(at).ok());
+            let moved = transfer(done, at.ok_or(StoreError::BadAddress)?);
+            match usize::try_from(moved) {
+                Ok(moved @ 1..) => done += moved,
+                Ok(0) | Err(_) => return Err(StoreError::BadAddress),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Client {
+        Client::new(rustix::process::getpid()).unwrap()
+    }
+
+    #[test]
+    fn memory_is_read_and_written_and_bad_addresses_are_errors() {
+        let (client, mut bytes) = (own(), vec![1_u8; 9000]);
+        let address = bytes.as_mut_ptr().expose_provenance() as u64;
+        client.memory().write(address + 4000, &[7; 200]).unwrap();
+        let mut seen = [0; 300];
+        client.memory().read(address + 4000, &mut seen).unwrap();
+        assert_eq!((seen[199], seen[200]), (7, 1));
+        let memory = client.memory();
+        assert_eq!(memory.read(16, &mut seen), Err(StoreError::BadAddress));
+        assert_eq!(memory.write(u64::MAX, &[0]), Err(StoreError::BadAddress));
+    }
+
+    #[test]
+    fn mapped_ranges_have_no_gap() {
+        let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 r--p 0 00:00 0 x y\n6000-7000 rw-p 0 0 0\n";
+        for (start, end, mapped) in [
+            (0x1000, 0x4000, true),
+            (0x2000, 0x3800, true),
+            (0x0, 0x2000, false),
+            (0x3000, 0x4001, false),
+            (0x3000, 0x6800, false),
+            (0x6000, 0x7000, true),
+            (0x7000, 0x8000, false),
+        ] {
+            assert_eq!(covers(maps, start, end), mapped, "{start:#x}-{end:#x}");
+        }
+        let bytes = [0_u8];
+        let page = bytes.as_ptr().expose_provenance() as u64 & !4095;
+        assert!(own().has_mapped(page, 4096));
+        assert!(!own().has_mapped(0, 4096));
+    }
+}

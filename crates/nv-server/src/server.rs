@@ -1,0 +1,245 @@
+//! The thread that serves programs and runs the channels.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use thiserror::Error;
+use vrampager_nv_driver::{Config, Counted, Live};
+
+use crate::engine::{Pace, now};
+use crate::machine::Machine;
+use crate::process::Client;
+use crate::wire;
+
+/// The server could not be started.
+#[derive(Debug, Error)]
+#[error("the simulated driver cannot be started")]
+pub struct StartError(#[source] std::io::Error);
+
+impl From<Errno> for StartError {
+    fn from(errno: Errno) -> Self {
+        Self(errno.into())
+    }
+}
+
+/// A simulated driver that programs can reach, until dropped. Programs that still use it then get
+/// `ENODEV`.
+#[derive(Debug)]
+pub struct Server {
+    name: String,
+    machine: Arc<Mutex<Machine>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a driver for a machine. The program that makes request number `kill_at`, counted
+    /// from 1 over all ioctls, is killed when it has been carried out: what is left of it then
+    /// is for the driver to take back.
+    ///
+    /// # Errors
+    /// [`StartError`] when there are no descriptors or threads left.
+    pub fn start(config: Config, kill_at: Option<u64>) -> Result<Self, StartError> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let (process, nth) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        let name = format!("vrampager-nv-{process}-{nth}");
+        raise_descriptor_limit();
+        let machine = Machine::new(name.clone(), config, kill_at)?;
+        let machine = Arc::new(Mutex::new(machine));
+        let calls = Calls::new(&name)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (served, stopped) = (Arc::clone(&machine), Arc::clone(&stop));
+        let thread = std::thread::Builder::new()
+            .name("nv-server".into())
+            .spawn(move || run(calls, &served, &stopped))
+            .map_err(StartError)?;
+        Ok(Self {
+            name,
+            machine,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Its name, for [`wire::NAME_VARIABLE`].
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is alive in the driver. Files of processes that have ended are closed.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        lock(&self.machine).live()
+    }
+
+    /// What has happened in the driver.
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        lock(&self.machine).counted()
+    }
+
+    /// Whether it still answers: a request that broke the driver itself has ended it.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been reported when it happened.
+            drop(thread.join());
+        }
+    }
+}
+
+/// A thread that panicked leaves counters to be looked at, and no more requests.
+fn lock(machine: &Mutex<Machine>) -> MutexGuard<'_, Machine> {
+    machine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The listener and the connections of programs.
+#[derive(Debug)]
+struct Calls {
+    listener: OwnedFd,
+    connections: BTreeMap<u64, Connection>,
+    ready: OwnedFd,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    client: Arc<Client>,
+}
+
+/// The listener among the sources of events; connections are numbered from 1.
+const LISTENER: u64 = 0;
+
+impl Calls {
+    fn new(name: &str) -> Result<Self, Errno> {
+        let listener = wire::listen(name)?;
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &ready,
+            &listener,
+            EventData::new_u64(LISTENER),
+            EventFlags::IN,
+        )?;
+        Ok(Self {
+            listener,
+            connections: BTreeMap::new(),
+            ready,
+            next: LISTENER + 1,
+        })
+    }
+
+    /// Connections with something to take, after waiting for one no longer than `pause`.
+    fn wait(&mut self, pause: Timespec) -> Vec<u64> {
+        const AT_ONCE: usize = 16;
+        // Of the two, only this one counts in less than milliseconds.
+        let mut polled = [PollFd::new(&self.ready, PollFlags::IN)];
+        if !matches!(rustix::event::poll(&mut polled, Some(&pause)), Ok(1..)) {
+            return Vec::new();
+        }
+        let mut events = Vec::with_capacity(AT_ONCE);
+        let spare = rustix::buffer::spare_capacity(&mut events);
+        let none = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if epoll::wait(&self.ready, spare, Some(&none)).is_err() {
+            return Vec::new();
+        }
+        let numbers = events.into_iter().map(|event| {
+            let data = event.data;
+            data.u64()
+        });
+        numbers.collect()
+    }
+
+    fn accept(&mut self) {
+        if let Err(error) = self.try_accept() {
+            eprintln!("vrampager: a program cannot be served: {error}");
+        }
+    }
+
+    fn try_accept(&mut self) -> Result<(), Errno> {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let socket = rustix::net::accept_with(&self.listener, flags)?;
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        let client = Arc::new(Client::new(peer.pid)?);
+        let number = self.next;
+        self.next += 1;
+        let data = EventData::new_u64(number);
+        epoll::add(&self.ready, &socket, data, EventFlags::IN)?;
+        self.connections
+            .insert(number, Connection { socket, client });
+        Ok(())
+    }
+
+    /// Serves one request of a connection, or ends it.
+    fn serve(&mut self, number: u64, machine: &Mutex<Machine>) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let socket = connection.socket.as_fd();
+        let served = wire::take(socket).and_then(|request| match request {
+            Some(request) => lock(machine)
+                .serve(&connection.client, socket, request)
+                .map(|()| true),
+            None => Ok(false),
+        });
+        if !matches!(served, Ok(true)) {
+            let forgotten = epoll::delete(&self.ready, socket);
+            forgotten.expect("it was added when the connection was made");
+            self.connections.remove(&number);
+        }
+    }
+}
+
+fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
+    /// Timers are late by up to 50 us unless asked otherwise.
+    const SLACK: std::num::NonZeroU64 = std::num::NonZeroU64::MIN;
+    if let Err(error) = rustix::thread::set_current_timer_slack(Some(SLACK)) {
+        eprintln!("vrampager: the simulated GPUs answer a little late: {error}");
+    }
+    let mut pace = Pace::default();
+    while !stop.load(Ordering::Acquire) {
+        let ready = calls.wait(pace.pause());
+        for &number in &ready {
+            match number {
+                LISTENER => calls.accept(),
+                number => calls.serve(number, machine),
+            }
+        }
+        let now = now();
+        let progress = lock(machine).run(now);
+        pace.note(ready.len(), progress, now);
+    }
+}
+
+/// Every open file and every allocation has a descriptor of its own, so as many as allowed are
+/// wanted.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        eprintln!("vrampager: cannot raise the limit on descriptors: {error}");
+    }
+}
