@@ -1,4 +1,8 @@
-//! A client that brings a GPU up with plain system calls, as any program does.
+//! A client that brings a GPU up with plain system calls, as any program does: for the table, and
+//! for tests of a driver that go on from there.
+//!
+//! Each method makes one request, or those that its comment names, and gives the driver's answer
+//! to the first one refused. Files that were opened are closed with the client.
 
 use thiserror::Error;
 use vrampager_nv_abi::escape::{self, CardInfo, RmAlloc, RmAllocMemory, RmControl, RmMapMemory};
@@ -53,38 +57,52 @@ impl<T> Stage<T> for Result<T, Answer> {
 }
 
 /// One process with a client of the resource manager and a VA space of unified memory.
-pub(crate) struct Client<'a> {
-    nodes: &'a mut dyn Nodes,
-    pub(crate) abi: AbiVersion,
-    pub(crate) release: String,
-    pub(crate) ctl: i32,
-    pub(crate) uvm: i32,
+#[derive(Debug)]
+pub struct Client<N: Nodes> {
+    nodes: N,
+    /// The interface version of the driver.
+    pub abi: AbiVersion,
+    /// The driver's release.
+    pub release: String,
+    /// The control file.
+    pub ctl: i32,
+    /// The file with the VA space of unified memory.
+    pub uvm: i32,
     /// The file that ties the VA space to the process, where the driver wants one.
-    pub(crate) tie: Option<i32>,
-    pub(crate) root: Handle,
+    pub tie: Option<i32>,
+    /// The client of the resource manager.
+    pub root: Handle,
     opened: Vec<i32>,
     used: usize,
 }
 
 /// A GPU brought up as clients do it.
-#[derive(Clone, Copy)]
-pub(crate) struct Gpu {
-    pub(crate) minor: usize,
-    pub(crate) fd: i32,
-    pub(crate) device: Handle,
-    pub(crate) subdevice: Handle,
-    pub(crate) virt: Handle,
-    pub(crate) vaspace: Handle,
-    pub(crate) uuid: Uuid,
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gpu {
+    /// Number of its node.
+    pub minor: usize,
+    /// A file of its node, linked to the control file.
+    pub fd: i32,
+    /// Its device object.
+    pub device: Handle,
+    /// Its subdevice object.
+    pub subdevice: Handle,
+    /// Virtual memory of the resource manager's own.
+    pub virt: Handle,
+    /// The VA space that is registered with unified memory.
+    pub vaspace: Handle,
+    /// Its UUID.
+    pub uuid: Uuid,
 }
 
 /// Entries of a ring, and where the control page is behind it.
-pub(crate) const ENTRIES: u32 = 16;
-pub(crate) const USERD: u64 = 0x1000;
+pub const ENTRIES: u32 = 16;
+/// Where the control page is, from the start of the ring.
+pub const USERD: u64 = 0x1000;
 
-impl<'a> Client<'a> {
+impl<N: Nodes> Client<N> {
     /// Opens the nodes, makes a client and a VA space.
-    pub(crate) fn new(nodes: &'a mut dyn Nodes) -> Result<Self, SetupError> {
+    pub fn new(nodes: N) -> Result<Self, SetupError> {
         let mut client = Self {
             nodes,
             abi: AbiVersion::V570,
@@ -135,13 +153,15 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    pub(crate) fn open(&mut self, node: Node) -> Result<i32, Answer> {
+    /// Opens a node; the file is closed with the client at the latest.
+    pub fn open(&mut self, node: Node) -> Result<i32, Answer> {
         let fd = self.nodes.open(node)?;
         self.opened.push(fd);
         Ok(fd)
     }
 
-    pub(crate) fn close(&mut self, fd: i32) {
+    /// Closes a file.
+    pub fn close(&mut self, fd: i32) {
         self.opened.retain(|&open| open != fd);
         self.nodes.close(fd);
     }
@@ -152,26 +172,28 @@ impl<'a> Client<'a> {
     }
 
     /// Closes what was opened after the first `keep` descriptors, last one first.
-    pub(crate) fn close_after(&mut self, keep: usize) {
+    pub fn close_after(&mut self, keep: usize) {
         let keep = keep.min(self.opened.len());
         for fd in self.opened.split_off(keep).into_iter().rev() {
             self.nodes.close(fd);
         }
     }
 
-    pub(crate) fn nodes(&mut self) -> &mut dyn Nodes {
-        self.nodes
+    /// The system calls themselves.
+    pub fn nodes(&mut self) -> &mut N {
+        &mut self.nodes
     }
 
     /// Puts bytes into the process's memory; they stay until the next object or control.
-    pub(crate) fn put(&mut self, bytes: &[u8]) -> u64 {
+    pub fn put(&mut self, bytes: &[u8]) -> u64 {
         let at = self.used;
         self.nodes.memory()[at..at + bytes.len()].copy_from_slice(bytes);
         self.used = (at + bytes.len()).next_multiple_of(8);
         self.nodes.address() + at as u64
     }
 
-    fn first_put(&mut self, bytes: &[u8]) -> u64 {
+    /// Puts bytes over what was there before.
+    pub fn put_first(&mut self, bytes: &[u8]) -> u64 {
         self.used = 0;
         self.put(bytes)
     }
@@ -181,7 +203,7 @@ impl<'a> Client<'a> {
     }
 
     /// An escape ioctl with a packet of its own size.
-    pub(crate) fn escape<T>(&mut self, fd: i32, nr: u8, packet: &mut T) -> Result<(), Answer>
+    pub fn escape<T>(&mut self, fd: i32, nr: u8, packet: &mut T) -> Result<(), Answer>
     where
         T: FromBytes + IntoBytes + Immutable,
     {
@@ -211,12 +233,7 @@ impl<'a> Client<'a> {
     }
 
     /// Allocates an object; its parameters come back changed.
-    pub(crate) fn alloc<P>(
-        &mut self,
-        parent: Handle,
-        class: u32,
-        params: &mut P,
-    ) -> Result<Handle, Answer>
+    pub fn alloc<P>(&mut self, parent: Handle, class: u32, params: &mut P) -> Result<Handle, Answer>
     where
         P: FromBytes + IntoBytes + Immutable,
     {
@@ -224,7 +241,7 @@ impl<'a> Client<'a> {
     }
 
     /// Allocates an object whose parameters depend on the version, or that has none.
-    pub(crate) fn alloc_bytes(
+    pub fn alloc_bytes(
         &mut self,
         parent: Handle,
         class: u32,
@@ -235,14 +252,15 @@ impl<'a> Client<'a> {
         packet.parent = parent;
         packet.class = class;
         if !params.is_empty() {
-            packet.params = self.first_put(params);
+            packet.params = self.put_first(params);
         }
         let result = self.manage(escape::RM_ALLOC, &mut packet, |p| p.status);
         self.take_back(params);
         result.map(|()| packet.object)
     }
 
-    pub(crate) fn free(&mut self, object: Handle) -> Result<(), Answer> {
+    /// Frees an object and all below it.
+    pub fn free(&mut self, object: Handle) -> Result<(), Answer> {
         let mut packet = escape::RmFree::new_zeroed();
         packet.root = self.root;
         packet.object = object;
@@ -250,12 +268,7 @@ impl<'a> Client<'a> {
     }
 
     /// A control; its parameters come back changed.
-    pub(crate) fn control<P>(
-        &mut self,
-        object: Handle,
-        cmd: u32,
-        params: &mut P,
-    ) -> Result<(), Answer>
+    pub fn control<P>(&mut self, object: Handle, cmd: u32, params: &mut P) -> Result<(), Answer>
     where
         P: FromBytes + IntoBytes + Immutable,
     {
@@ -263,7 +276,7 @@ impl<'a> Client<'a> {
         packet.client = self.root;
         packet.object = object;
         packet.cmd = cmd;
-        packet.params = self.first_put(params.as_bytes());
+        packet.params = self.put_first(params.as_bytes());
         packet.params_size = u32::try_from(size_of::<P>()).expect("parameters are small");
         let result = self.manage(escape::RM_CONTROL, &mut packet, |p| p.status);
         self.take_back(params.as_mut_bytes());
@@ -271,7 +284,7 @@ impl<'a> Client<'a> {
     }
 
     /// A UVM command on the file with the VA space.
-    pub(crate) fn uvm<T>(&mut self, command: u32, packet: &mut T) -> Result<(), Answer>
+    pub fn uvm<T>(&mut self, command: u32, packet: &mut T) -> Result<(), Answer>
     where
         T: FromBytes + IntoBytes + Immutable,
     {
@@ -285,12 +298,8 @@ impl<'a> Client<'a> {
         self.uvm_bytes(fd, command, packet.as_mut_bytes())
     }
 
-    pub(crate) fn uvm_bytes(
-        &mut self,
-        fd: i32,
-        command: u32,
-        packet: &mut [u8],
-    ) -> Result<(), Answer> {
+    /// A UVM command whose packet depends on the version.
+    pub fn uvm_bytes(&mut self, fd: i32, command: u32, packet: &mut [u8]) -> Result<(), Answer> {
         self.nodes.ioctl(fd, command, packet)?;
         let (_, at) = uvm::params_size(self.abi, command).expect("a command of the table");
         let word = packet[at..at + 4].try_into().expect("four bytes");
@@ -298,7 +307,7 @@ impl<'a> Client<'a> {
     }
 
     /// The cards of the machine by number.
-    pub(crate) fn cards(&mut self) -> Result<Vec<CardInfo>, SetupError> {
+    pub fn cards(&mut self) -> Result<Vec<CardInfo>, SetupError> {
         let mut cards = [CardInfo::new_zeroed(); 32];
         let done = self.escape(self.ctl, escape::CARD_INFO, &mut cards);
         done.stage("list GPUs")?;
@@ -308,7 +317,7 @@ impl<'a> Client<'a> {
     }
 
     /// Device, VA space and registration of a GPU.
-    pub(crate) fn gpu(&mut self, card: CardInfo) -> Result<Gpu, SetupError> {
+    pub fn gpu(&mut self, card: CardInfo) -> Result<Gpu, SetupError> {
         let minor = card.minor as usize;
         let fd = self.linked(minor).stage("open GPU node")?;
         let mut info = ctrl::GpuIdInfo::new_zeroed();
@@ -367,14 +376,15 @@ impl<'a> Client<'a> {
     }
 
     /// A GPU file that speaks for the control file.
-    pub(crate) fn linked(&mut self, minor: usize) -> Result<i32, Answer> {
+    pub fn linked(&mut self, minor: usize) -> Result<i32, Answer> {
         let fd = self.open(Node::Gpu(minor))?;
         let mut packet = escape::RegisterFd { ctl_fd: self.ctl };
         self.escape(fd, escape::REGISTER_FD, &mut packet)?;
         Ok(fd)
     }
 
-    pub(crate) fn vaspace(&mut self, device: Handle, flags: u32) -> Result<Handle, Answer> {
+    /// A VA space with these flags.
+    pub fn vaspace(&mut self, device: Handle, flags: u32) -> Result<Handle, Answer> {
         let params = VaspaceAlloc {
             flags,
             va_size: 0x1_FFFF_FB00_0000,
@@ -407,7 +417,7 @@ impl<'a> Client<'a> {
     }
 
     /// Parameters of plain memory.
-    pub(crate) fn memory_params(&self, size: u64) -> class::MemoryAlloc {
+    pub fn memory_params(&self, size: u64) -> class::MemoryAlloc {
         let mut params = class::MemoryAlloc::new_zeroed();
         params.owner = self.root;
         params.size = size;
@@ -415,7 +425,7 @@ impl<'a> Client<'a> {
     }
 
     /// The packet that pins pages of the process.
-    pub(crate) fn pin_packet(&self, gpu: Gpu, size: u64) -> RmAllocMemory {
+    pub fn pin_packet(&self, gpu: Gpu, size: u64) -> RmAllocMemory {
         use escape::os02;
         let mut packet = RmAllocMemory::new_zeroed();
         packet.root = self.root;
@@ -431,7 +441,8 @@ impl<'a> Client<'a> {
         packet
     }
 
-    pub(crate) fn map_packet(&self, gpu: Gpu, memory: Handle, len: u64, fd: i32) -> RmMapMemory {
+    /// The packet that maps all of a memory for the CPU, through a file.
+    pub fn map_packet(&self, gpu: Gpu, memory: Handle, len: u64, fd: i32) -> RmMapMemory {
         let mut packet = RmMapMemory::new_zeroed();
         packet.client = self.root;
         packet.device = gpu.device;
@@ -441,19 +452,14 @@ impl<'a> Client<'a> {
         packet
     }
 
-    pub(crate) fn map_cpu(&mut self, mut packet: RmMapMemory) -> Result<u64, Answer> {
+    /// Maps memory for the CPU; gives the cookie of the mapping.
+    pub fn map_cpu(&mut self, mut packet: RmMapMemory) -> Result<u64, Answer> {
         self.manage(escape::RM_MAP_MEMORY, &mut packet, |p| p.status)?;
         Ok(packet.linear)
     }
 
     /// The packet that maps memory into the address space of the resource manager.
-    pub(crate) fn dma_packet(
-        &self,
-        gpu: Gpu,
-        memory: Handle,
-        address: u64,
-        len: u64,
-    ) -> MapMemoryDma {
+    pub fn dma_packet(&self, gpu: Gpu, memory: Handle, address: u64, len: u64) -> MapMemoryDma {
         MapMemoryDma {
             client: self.root,
             device: gpu.device,
@@ -468,21 +474,24 @@ impl<'a> Client<'a> {
         }
     }
 
-    pub(crate) fn map_dma(&mut self, packet: MapMemoryDma) -> Result<(), Answer> {
+    /// Maps memory into the address space of the resource manager; gives the GPU address.
+    pub fn map_dma(&mut self, packet: MapMemoryDma) -> Result<u64, Answer> {
         let mut bytes = vec![0; MapMemoryDma::size(self.abi)];
         packet.encode(self.abi, &mut bytes);
         let request = escape::request(escape::RM_MAP_MEMORY_DMA, bytes.len());
         self.nodes.ioctl(self.ctl, request, &mut bytes)?;
         let answer = MapMemoryDma::decode(self.abi, &bytes).expect("the size is the same");
-        Answer::check(answer.status)
+        Answer::check(answer.status).map(|()| answer.dma_offset)
     }
 
-    pub(crate) fn range(&mut self, base: u64, length: u64) -> Result<(), Answer> {
+    /// Makes an external range of unified memory.
+    pub fn range(&mut self, base: u64, length: u64) -> Result<(), Answer> {
         let mut packet = range_packet(base, length);
         self.uvm(uvm::CREATE_EXTERNAL_RANGE, &mut packet)
     }
 
-    pub(crate) fn uvm_map_packet(
+    /// The packet that maps memory into an external range, for one GPU.
+    pub fn uvm_map_packet(
         &self,
         gpu: Gpu,
         memory: Handle,
@@ -501,7 +510,8 @@ impl<'a> Client<'a> {
         packet
     }
 
-    pub(crate) fn uvm_free(&mut self, base: u64, length: u64) -> Result<(), Answer> {
+    /// Frees a range of unified memory.
+    pub fn uvm_free(&mut self, base: u64, length: u64) -> Result<(), Answer> {
         let mut bytes = vec![0; UvmFree::size(self.abi)];
         let packet = UvmFree {
             base,
@@ -513,7 +523,7 @@ impl<'a> Client<'a> {
     }
 
     /// Device memory mapped for the CPU and for one GPU at `base`.
-    pub(crate) fn buffer(&mut self, gpu: Gpu, base: u64, size: u64) -> Result<Handle, SetupError> {
+    pub fn buffer(&mut self, gpu: Gpu, base: u64, size: u64) -> Result<Handle, SetupError> {
         let mut params = self.memory_params(size);
         let memory = self.alloc(gpu.device, class::NV01_MEMORY_LOCAL_USER, &mut params);
         let memory = memory.stage("allocate device memory")?;
@@ -524,7 +534,8 @@ impl<'a> Client<'a> {
         Ok(memory)
     }
 
-    pub(crate) fn channel(
+    /// Allocates a channel of this class.
+    pub fn channel(
         &mut self,
         parent: Handle,
         class: u32,
@@ -535,12 +546,8 @@ impl<'a> Client<'a> {
         self.alloc_bytes(parent, class, &mut bytes)
     }
 
-    pub(crate) fn register_packet(
-        &self,
-        gpu: Gpu,
-        channel: Handle,
-        base: u64,
-    ) -> uvm::RegisterChannel {
+    /// The packet that registers a channel, with 4 MiB from `base` on for its resources.
+    pub fn register_packet(&self, gpu: Gpu, channel: Handle, base: u64) -> uvm::RegisterChannel {
         let mut packet = uvm::RegisterChannel::new_zeroed();
         packet.uuid = gpu.uuid;
         packet.rm_ctrl_fd = self.ctl;
@@ -552,7 +559,7 @@ impl<'a> Client<'a> {
     }
 }
 
-impl Drop for Client<'_> {
+impl<N: Nodes> Drop for Client<N> {
     fn drop(&mut self) {
         self.close_after(0);
     }
@@ -568,12 +575,7 @@ pub(crate) fn range_packet(base: u64, length: u64) -> uvm::Range {
 }
 
 /// Parameters of a channel with its ring and control page in one memory.
-pub(crate) fn channel_params(
-    base: u64,
-    share: Handle,
-    memory: Handle,
-    error: Handle,
-) -> ChannelAlloc {
+pub fn channel_params(base: u64, share: Handle, memory: Handle, error: Handle) -> ChannelAlloc {
     let mut params = ChannelAlloc {
         error,
         buffer: memory,

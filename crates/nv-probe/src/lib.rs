@@ -16,7 +16,7 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod client;
+pub mod client;
 mod nodes;
 mod real;
 mod report;

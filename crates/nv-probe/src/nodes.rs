@@ -84,3 +84,33 @@ pub trait Nodes {
     /// What is alive in the driver, if it tells.
     fn live(&self) -> Option<Live>;
 }
+
+impl<T: Nodes + ?Sized> Nodes for &mut T {
+    fn open(&mut self, node: Node) -> Result<i32, Answer> {
+        (**self).open(node)
+    }
+
+    fn close(&mut self, fd: i32) {
+        (**self).close(fd);
+    }
+
+    fn ioctl(&mut self, fd: i32, request: u32, packet: &mut [u8]) -> Result<(), Answer> {
+        (**self).ioctl(fd, request, packet)
+    }
+
+    fn mmap(&mut self, fd: i32, len: u64, offset: u64) -> Result<(), Answer> {
+        (**self).mmap(fd, len, offset)
+    }
+
+    fn memory(&mut self) -> &mut [u8] {
+        (**self).memory()
+    }
+
+    fn address(&self) -> u64 {
+        (**self).address()
+    }
+
+    fn live(&self) -> Option<Live> {
+        (**self).live()
+    }
+}

@@ -40,6 +40,17 @@ impl SimNodes {
             next: 3,
         }
     }
+
+    /// The driver itself: to let its channels run, and to look inside.
+    pub fn driver(&mut self) -> &mut Driver<HeapStore> {
+        &mut self.driver
+    }
+
+    /// The driver's file behind a descriptor.
+    #[must_use]
+    pub fn file(&self, fd: i32) -> Option<FileId> {
+        self.caller.file(fd)
+    }
 }
 
 impl Nodes for SimNodes {

@@ -87,7 +87,7 @@ const UNKNOWN: Handle = 0xDEAD;
 /// A process with a queue and a mapped buffer on one GPU, and another GPU if there is one, which
 /// is no peer.
 struct Machine<'a> {
-    client: Client<'a>,
+    client: Client<&'a mut dyn Nodes>,
     one: Gpu,
     two: Option<Gpu>,
     classes: Classes,
@@ -228,7 +228,7 @@ impl<'a> Machine<'a> {
 ///
 /// [`SetupError`] if the GPU cannot be brought up.
 pub fn run(nodes: &mut dyn Nodes, minor: u32) -> Result<Report, SetupError> {
-    let release = Client::new(nodes)?.release.clone();
+    let release = Client::new(&mut *nodes)?.release.clone();
     let mut rows = Vec::new();
     for (group, table) in GROUPS {
         for row in table {

@@ -5,9 +5,10 @@ use vrampager_nv_abi::escape::{self, os46};
 use vrampager_nv_abi::neutral::ChannelAlloc;
 use vrampager_nv_abi::{Status, class, ctrl, uvm};
 use vrampager_nv_driver::Errno;
+use vrampager_nv_probe::{Answer, NOWHERE};
 use zerocopy::FromZeros;
 
-use super::client::{Client, Gpu, NOWHERE, Queue, channel_params, memory_params, status};
+use super::client::{Client, Gpu, Queue, channel_params};
 
 const VA: u64 = 0x20_0000_0000;
 const DATA: u64 = VA + (64 << 20);
@@ -34,15 +35,16 @@ fn machine() -> Machine {
     }
 }
 
-type Try = fn(&mut Machine) -> Result<(), Status>;
+type Try = fn(&mut Machine) -> Result<(), Answer>;
 
 /// Runs each try on a machine of its own: it must be refused so, and change nothing.
 fn refused(table: &[(&str, Status, Try)]) {
     for (what, expected, attempt) in table {
         let mut machine = machine();
-        let before = machine.client.driver.live();
-        assert_eq!(attempt(&mut machine), Err(*expected), "{what}");
-        let mut after = machine.client.driver.live();
+        let before = machine.client.driver().live();
+        let expected = Err(Answer::Status(*expected));
+        assert_eq!(attempt(&mut machine), expected, "{what}");
+        let mut after = machine.client.driver().live();
         // Files that a try opened are its own business.
         after.files = before.files;
         assert_eq!(after, before, "{what} changed something");
@@ -52,13 +54,13 @@ fn refused(table: &[(&str, Status, Try)]) {
 fn dma_with(
     m: &mut Machine,
     set: fn(&mut vrampager_nv_abi::neutral::MapMemoryDma),
-) -> Result<(), Status> {
+) -> Result<(), Answer> {
     let mut packet = m.client.dma_packet(m.one, m.memory, DATA, MIB);
     set(&mut packet);
     m.client.dma(packet).map(|_| ())
 }
 
-fn unmap_dma_with(m: &mut Machine, set: fn(&mut escape::RmUnmapMemoryDma)) -> Result<(), Status> {
+fn unmap_dma_with(m: &mut Machine, set: fn(&mut escape::RmUnmapMemoryDma)) -> Result<(), Answer> {
     let mut packet = escape::RmUnmapMemoryDma::new_zeroed();
     packet.client = m.client.root;
     packet.device = m.one.device;
@@ -70,10 +72,13 @@ fn unmap_dma_with(m: &mut Machine, set: fn(&mut escape::RmUnmapMemoryDma)) -> Re
     m.client
         .escape(ctl, escape::RM_UNMAP_MEMORY_DMA, &mut packet)
         .expect("the test sets this up right");
-    status(packet.status)
+    match Status(packet.status) {
+        Status::OK => Ok(()),
+        status => Err(Answer::Status(status)),
+    }
 }
 
-fn channel_with(m: &mut Machine, set: fn(&mut ChannelAlloc)) -> Result<(), Status> {
+fn channel_with(m: &mut Machine, set: fn(&mut ChannelAlloc)) -> Result<(), Answer> {
     let mut params = channel_params(VA, m.queue.share, m.memory, 0);
     set(&mut params);
     m.client.channel(m.queue.group, &params).map(|_| ())
@@ -96,7 +101,7 @@ fn what_the_simulated_driver_refuses_of_itself_changes_nothing() {
             },
         ),
         ("a size that wraps", Status::INVALID_ARGUMENT, |m| {
-            let mut params = memory_params(m.client.root, u64::MAX);
+            let mut params = m.client.memory_params(u64::MAX);
             let device = m.one.device;
             m.client
                 .alloc(device, class::NV01_MEMORY_LOCAL_USER, &mut params)
@@ -136,10 +141,10 @@ fn unmapping_a_range_without_mappings_is_no_error_but_cutting_one_is() {
     dma_with(&mut m, |_| ()).unwrap();
     assert_eq!(
         unmap_dma_with(&mut m, |p| p.size = 0x1000),
-        Err(Status::INVALID_ARGUMENT)
+        Err(Answer::Status(Status::INVALID_ARGUMENT))
     );
     assert_eq!(unmap_dma_with(&mut m, |p| p.size = 2 * MIB), Ok(()));
-    assert_eq!(m.client.driver.live().dma_maps, 0);
+    assert_eq!(m.client.driver().live().dma_maps, 0);
 }
 
 #[test]
@@ -167,5 +172,5 @@ fn system_parameters_are_set_once() {
     };
     assert_eq!(set(128 << 20), Ok(()));
     assert_eq!(set(128 << 20), Ok(()));
-    assert_eq!(set(64 << 20), Err(Errno::Busy));
+    assert_eq!(set(64 << 20), Err(Answer::from(Errno::Busy)));
 }

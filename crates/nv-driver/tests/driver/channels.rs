@@ -4,8 +4,9 @@ use vrampager_nv_abi::ctrl::{self, fault};
 use vrampager_nv_abi::method::{
     GpEntry, Header, copy, host, launch, notifier, reduction, remap, sem, subchannel, userd,
 };
-use vrampager_nv_abi::{class, uvm};
+use vrampager_nv_abi::{Status, class, uvm};
 use vrampager_nv_driver::Progress;
+use vrampager_nv_probe::Answer;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::client::{Client, ENTRIES, Gpu, PUSH, Queue, USERD};
@@ -92,7 +93,7 @@ fn a_copy_moves_the_bytes_and_its_four_word_release_says_so() {
         ),
     ];
     submit(&mut client, &mut queue, VA, &words.concat());
-    assert_eq!(client.driver.run_until_idle(1234, 10), Progress::Idle);
+    assert_eq!(client.driver().run_until_idle(1234, 10), Progress::Idle);
     assert_eq!(&client.read::<17>(place, 0x1000), b"bytes to be moved");
     assert_eq!(client.read(place, 0x8000), 7_u64.to_le_bytes());
     assert_eq!(client.read(place, 0x8008), 1234_u64.to_le_bytes());
@@ -115,7 +116,7 @@ fn the_ring_wraps_and_every_entry_runs_once() {
         for _ in 0..ENTRIES - 1 {
             submit(&mut client, &mut queue, VA, &add);
         }
-        client.driver.run_until_idle(0, 100);
+        client.driver().run_until_idle(0, 100);
     }
     let runs = u64::from(5 * (ENTRIES - 1));
     assert_eq!(client.read(place, 0), runs.to_le_bytes());
@@ -131,7 +132,7 @@ fn a_copy_crosses_mappings_of_different_memory() {
     client.write(second, 0, b"cd");
     let copy = copy_line(DATA + 0xFFE, DATA + MIB + 0xFFF, 4, 0);
     submit(&mut client, &mut queue, VA, &[bind_copy(), copy].concat());
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(&client.read::<4>(target, 0xFFF), b"abcd");
 }
 
@@ -147,7 +148,7 @@ fn several_lines_are_copied_each_at_its_pitch() {
         copy_line(DATA, DATA + 0x1000, 2, launch::MULTI_LINE),
     ];
     submit(&mut client, &mut queue, VA, &words.concat());
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(&client.read::<9>(place, 0x1000), b"ab\0cd\0ef\0");
 }
 
@@ -168,7 +169,7 @@ fn remapping_fills_with_a_constant_and_leaves_what_it_is_told_to() {
         copy_line(0, DATA, 3, launch::REMAP),
     ];
     submit(&mut client, &mut queue, VA, &words.concat());
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     let filled = [0x34, 0x12, 0xFF, 0xFF];
     assert_eq!(
         client.read::<13>(place, 0),
@@ -195,14 +196,14 @@ fn each_acquire_waits_until_its_own_condition_holds() {
         ];
         submit(&mut client, &mut queue, VA, &words.concat());
         assert_eq!(
-            client.driver.run_until_idle(0, 10),
+            client.driver().run_until_idle(0, 10),
             Progress::Waiting,
             "{operation}"
         );
         assert_eq!(client.read(place, 0x100), [0; 4], "{operation}");
         client.write(place, 0, &u32::to_le_bytes(then));
         assert_eq!(
-            client.driver.run_until_idle(0, 10),
+            client.driver().run_until_idle(0, 10),
             Progress::Idle,
             "{operation}"
         );
@@ -226,7 +227,7 @@ fn a_waiting_channel_does_not_hold_up_another() {
     submit(&mut client, &mut queue, VA, &wait.concat());
     let release = semaphore(DATA, 1, sem::RELEASE);
     submit(&mut client, &mut other, VA + (16 << 20), &release);
-    assert_eq!(client.driver.run_until_idle(0, 10), Progress::Idle);
+    assert_eq!(client.driver().run_until_idle(0, 10), Progress::Idle);
     assert_eq!(client.read(place, 8), 2_u32.to_le_bytes());
 }
 
@@ -255,7 +256,7 @@ fn reductions_combine_as_signed_or_unsigned_numbers() {
             VA,
             &semaphore(DATA, payload.into(), execute),
         );
-        client.driver.run_until_idle(0, 10);
+        client.driver().run_until_idle(0, 10);
         assert_eq!(client.read(place, 0), new.to_le_bytes(), "{execute:#x}");
     }
 }
@@ -264,7 +265,7 @@ fn reductions_combine_as_signed_or_unsigned_numbers() {
 fn faults(client: &mut Client, gpu: Gpu, queue: Queue) -> ctrl::MmuFaultInfo {
     let mut params = class::DebuggerAlloc::new_zeroed();
     params.app_client = client.root;
-    let compute = client.alloc_bytes(queue.channel, class::ADA_COMPUTE_A, None);
+    let compute = client.alloc_bytes(queue.channel, class::ADA_COMPUTE_A, &mut []);
     params.compute_object = compute.expect("a compute object");
     let debugger = client.alloc(gpu.device, class::GT200_DEBUGGER, &mut params);
     let debugger = debugger.expect("a debugger");
@@ -287,8 +288,8 @@ fn a_freed_buffer_that_is_still_used_stops_the_channel_and_names_the_address() {
         VA,
         &semaphore(VA + 0x800, 1, sem::RELEASE),
     );
-    client.driver.run_until_idle(77, 10);
-    assert_eq!(client.driver.counted().channel_errors, 1);
+    client.driver().run_until_idle(77, 10);
+    assert_eq!(client.driver().counted().channel_errors, 1);
     assert_eq!(
         client.read(queue.ring, 0x800),
         [0; 4],
@@ -335,7 +336,7 @@ fn a_read_only_mapping_can_be_read_and_not_written() {
     client.write(place, 0, b"read");
     let read = copy_line(DATA + MIB, DATA + 0x1000, 4, 0);
     submit(&mut client, &mut queue, VA, &[bind_copy(), read].concat());
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(&client.read::<4>(place, 0x1000), b"read");
     submit(
         &mut client,
@@ -343,7 +344,7 @@ fn a_read_only_mapping_can_be_read_and_not_written() {
         VA,
         &copy_line(DATA, DATA + MIB, 4, 0),
     );
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(
         faults(&mut client, gpu, queue).list[0].fault_type,
         fault::RO_VIOLATION
@@ -364,7 +365,7 @@ fn words_that_make_no_sense_stop_the_channel() {
     for words in cases {
         let (mut client, _, mut queue) = machine();
         submit(&mut client, &mut queue, VA, words);
-        client.driver.run_until_idle(0, 10);
+        client.driver().run_until_idle(0, 10);
         assert_eq!(
             client.read(queue.error, notifier::INFO32),
             notifier::PBDMA_ERROR.to_le_bytes()
@@ -379,7 +380,7 @@ fn a_burst_may_go_on_in_the_next_segment() {
     let words = semaphore(DATA, 5, sem::RELEASE);
     submit(&mut client, &mut queue, VA, &words[..3]);
     submit(&mut client, &mut queue, VA, &words[3..]);
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(client.read(place, 0), 5_u32.to_le_bytes());
 }
 
@@ -394,10 +395,10 @@ fn a_channel_runs_only_while_its_group_is_scheduled_and_uvm_knows_it() {
         VA,
         &semaphore(DATA, 5, sem::RELEASE),
     );
-    assert_eq!(client.driver.run_until_idle(0, 10), Progress::Idle);
+    assert_eq!(client.driver().run_until_idle(0, 10), Progress::Idle);
     assert_eq!(client.read(place, 0), [0; 4]);
     client.schedule(queue.group, 1).unwrap();
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(client.read(place, 0), 5_u32.to_le_bytes());
     let mut packet = uvm::UnregisterGpu {
         uuid: gpu.uuid,
@@ -412,8 +413,8 @@ fn a_channel_runs_only_while_its_group_is_scheduled_and_uvm_knows_it() {
         VA,
         &semaphore(DATA, 6, sem::RELEASE),
     );
-    client.driver.run_until_idle(0, 10);
-    assert_eq!(client.driver.counted().channel_errors, 1);
+    client.driver().run_until_idle(0, 10);
+    assert_eq!(client.driver().counted().channel_errors, 1);
     assert_eq!(client.read(place, 0), 5_u32.to_le_bytes());
 }
 
@@ -429,7 +430,7 @@ fn one_gpu_copies_into_the_memory_of_another_that_it_has_mapped() {
     client.write(source, 0, b"across");
     let copy = copy_line(DATA, DATA + MIB, 6, 0);
     submit(&mut client, &mut queue, VA, &[bind_copy(), copy].concat());
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     assert_eq!(&client.read::<6>(target, 0), b"across");
 }
 
@@ -449,10 +450,10 @@ fn a_launch_completes_at_once_and_releases_its_semaphores() {
         compute(0x2C0, 9),
     ];
     submit(&mut client, &mut queue, VA, &words.concat());
-    client.driver.run_until_idle(5, 10);
+    client.driver().run_until_idle(5, 10);
     assert_eq!(client.read(place, 0x100), 9_u64.to_le_bytes());
     assert_eq!(client.read(place, 0x108), 5_u64.to_le_bytes());
-    assert_eq!(client.driver.counted().launches, 1);
+    assert_eq!(client.driver().counted().launches, 1);
 }
 
 #[test]
@@ -465,7 +466,7 @@ fn tokens_differ_and_an_unbound_channel_has_none() {
     let alone = client.channel(gpu.device, &params).unwrap();
     let mut token = ctrl::WorkSubmitToken::new_zeroed();
     let early = client.control(alone, ctrl::GET_WORK_SUBMIT_TOKEN, &mut token);
-    assert_eq!(early, Err(vrampager_nv_abi::Status::INVALID_STATE));
+    assert_eq!(early, Err(Answer::Status(Status::INVALID_STATE)));
     let mut bind = ctrl::ChannelBind {
         engine_type: class::engine::COPY0,
     };
@@ -497,7 +498,7 @@ fn an_unexpected_put_beyond_the_ring_is_taken_modulo_its_entries() {
         USERD + userd::GP_PUT,
         &(ENTRIES + 1).to_le_bytes(),
     );
-    client.driver.run_until_idle(0, 10);
+    client.driver().run_until_idle(0, 10);
     let value = u32::read_from_bytes(&client.read::<4>(place, 0)).unwrap();
     assert_eq!(value, 5);
 }
@@ -517,7 +518,7 @@ fn with_a_latency_each_entry_begins_that_long_after_the_one_before_has_ended() {
         );
     }
     let mut seen_at = |now| {
-        client.driver.run_until_idle(now, 10);
+        client.driver().run_until_idle(now, 10);
         u32::from_le_bytes(client.read(place, 0))
     };
     let seen = [0, 9_999, 10_000, 19_999, 20_000].map(&mut seen_at);

@@ -3,6 +3,7 @@
 use vrampager_nv_abi::method::{GpEntry, userd};
 use vrampager_nv_abi::{class, escape, uvm};
 use vrampager_nv_driver::{Live, Node};
+use vrampager_nv_probe::{Answer, Nodes as _};
 use zerocopy::IntoBytes;
 
 use super::client::{Client, ENTRIES, Gpu, PUSH, Queue, USERD};
@@ -109,13 +110,15 @@ fn random_escape(client: &mut Client, random: &mut Random, fds: &[i32], handles:
         ]);
         let mut params = vec![0; 376];
         fill(random, &mut params, handles);
-        let address = client.memory.put_at_start(&params);
+        let address = client.put_first(&params);
         packet[12..16].copy_from_slice(&class.to_le_bytes());
         packet[16..24].copy_from_slice(&address.to_le_bytes());
     }
     let fd = random.pick(fds);
     // Whatever it says is right, as long as it says something.
-    let _any_answer = client.raw(fd, escape::request(nr, size), &mut packet);
+    let _any_answer = client
+        .nodes()
+        .ioctl(fd, escape::request(nr, size), &mut packet);
 }
 
 fn random_uvm(client: &mut Client, random: &mut Random, handles: &[u32], gpus: [Gpu; 2]) {
@@ -148,7 +151,8 @@ fn random_uvm(client: &mut Client, random: &mut Random, handles: &[u32], gpus: [
             packet[at..at + 16].copy_from_slice(&uuid);
         }
     }
-    let _any_answer = client.raw(client.uvm, command, &mut packet);
+    let fd = client.uvm;
+    let _any_answer = client.nodes().ioctl(fd, command, &mut packet);
 }
 
 /// Random words for a channel, some of which look like methods.
@@ -171,7 +175,7 @@ fn random_push(client: &mut Client, random: &mut Random, queue: &mut Queue) {
     client.write(queue.ring, u64::from(queue.put) * 8, &entry.to_le_bytes());
     queue.put = (queue.put + 1) % ENTRIES;
     client.write(queue.ring, USERD + userd::GP_PUT, &queue.put.to_le_bytes());
-    client.driver.run_until_idle(0, 20);
+    client.driver().run_until_idle(0, 20);
 }
 
 #[test]
@@ -196,18 +200,18 @@ fn random_packets_never_break_the_driver_and_the_end_of_the_process_frees_all() 
             0xCAF0_0010,
             0xCAF0_0020,
         ];
-        let bare = client.open(Node::Control);
+        let bare = client.open(Node::Control).unwrap();
         let fds = [client.ctl, gpus[0].fd, gpus[1].fd, client.uvm, bare];
         for _ in 0..400 {
             match random.below(2) {
                 0 => random_escape(&mut client, &mut random, &fds, &handles),
                 _ => random_uvm(&mut client, &mut random, &handles, gpus),
             }
-            client.driver.run(0);
+            client.driver().run(0);
         }
         client.die();
-        assert_eq!(client.driver.live(), Live::default(), "seed {seed}");
-        assert_eq!(client.driver.store().pieces(), 0, "seed {seed}");
+        assert_eq!(client.driver().live(), Live::default(), "seed {seed}");
+        assert_eq!(client.driver().store().pieces(), 0, "seed {seed}");
     }
 }
 
@@ -222,7 +226,7 @@ fn random_words_stop_at_most_their_channel() {
             random_push(&mut client, &mut random, &mut queue);
         }
         client.die();
-        assert_eq!(client.driver.live(), Live::default(), "seed {seed}");
+        assert_eq!(client.driver().live(), Live::default(), "seed {seed}");
     }
 }
 
@@ -274,8 +278,8 @@ fn addresses_at_the_end_of_the_space_fault_like_any_other() {
         .encode();
         client.write(queue.ring, 0, &entry.to_le_bytes());
         client.write(queue.ring, USERD + userd::GP_PUT, &1_u32.to_le_bytes());
-        client.driver.run_until_idle(0, 10);
-        assert_eq!(client.driver.counted().channel_errors, 1, "{flags:#x}");
+        client.driver().run_until_idle(0, 10);
+        assert_eq!(client.driver().counted().channel_errors, 1, "{flags:#x}");
     }
 }
 
@@ -289,7 +293,7 @@ fn a_ring_that_reaches_beyond_the_space_is_refused() {
     let mut params = super::client::channel_params(u64::MAX - 7, queue.share, memory, 0);
     params.gpfifo_entries = 1 << 31;
     let result = client.channel(queue.group, &params);
-    assert_eq!(result, Err(Status::INVALID_ARGUMENT));
+    assert_eq!(result, Err(Answer::Status(Status::INVALID_ARGUMENT)));
 }
 
 #[test]
@@ -334,7 +338,7 @@ fn a_huge_range_in_the_way_of_a_channel_is_stepped_over_at_once() {
     let mut packet = client.register_packet(gpu, channel, 1 << 41);
     packet.length = 1 << 55;
     let result = client.uvm(uvm::REGISTER_CHANNEL, &mut packet);
-    assert_eq!(result, Err(Status::INVALID_ADDRESS));
+    assert_eq!(result, Err(Answer::Status(Status::INVALID_ADDRESS)));
     packet.length += 4 << 20;
     client
         .uvm(uvm::REGISTER_CHANNEL, &mut packet)

@@ -2,6 +2,7 @@
 
 use vrampager_nv_abi::{Status, escape, uvm};
 use vrampager_nv_driver::{Live, Node};
+use vrampager_nv_probe::Answer;
 use zerocopy::FromZeros;
 
 use super::client::Client;
@@ -13,7 +14,7 @@ const MIB: u64 = 1 << 20;
 fn memory_lives_until_both_the_resource_manager_and_uvm_let_go_in_either_order() {
     let mut client = Client::new("");
     let gpu = client.gpu(0);
-    let before = client.driver.live();
+    let before = client.driver().live();
     for rm_first in [true, false] {
         let memory = client.vidmem(gpu, MIB).unwrap();
         client.range(VA, MIB).unwrap();
@@ -23,13 +24,13 @@ fn memory_lives_until_both_the_resource_manager_and_uvm_let_go_in_either_order()
         } else {
             client.uvm_free(VA, MIB).unwrap();
         }
-        assert_eq!(client.driver.live().vram_bytes, before.vram_bytes + MIB);
+        assert_eq!(client.driver().live().vram_bytes, before.vram_bytes + MIB);
         if rm_first {
             client.uvm_free(VA, MIB).unwrap();
         } else {
             client.free(memory).unwrap();
         }
-        assert_eq!(client.driver.live(), before);
+        assert_eq!(client.driver().live(), before);
     }
 }
 
@@ -40,13 +41,13 @@ fn a_mapping_of_the_resource_manager_dies_with_either_object() {
     let memory = client.vidmem(gpu, MIB).unwrap();
     client.map_dma(gpu, memory, VA, MIB).unwrap();
     client.free(memory).unwrap();
-    assert_eq!(client.driver.live().dma_maps, 0);
+    assert_eq!(client.driver().live().dma_maps, 0);
     let memory = client.vidmem(gpu, MIB).unwrap();
     client.map_dma(gpu, memory, VA, MIB).unwrap();
     client.free(gpu.virt).unwrap();
-    assert_eq!(client.driver.live().dma_maps, 0);
+    assert_eq!(client.driver().live().dma_maps, 0);
     client.free(memory).unwrap();
-    assert_eq!(client.driver.live().vram_bytes, 0);
+    assert_eq!(client.driver().live().vram_bytes, 0);
 }
 
 #[test]
@@ -59,10 +60,13 @@ fn the_default_address_space_is_a_second_namespace_with_its_own_exclusivity() {
     client.map_dma(gpu, memory, VA, MIB).unwrap();
     assert_eq!(
         client.map_dma(gpu, memory, VA + 0x1000, 0x1000),
-        Err(Status::NO_MEMORY)
+        Err(Answer::Status(Status::NO_MEMORY))
     );
     client.uvm_free(VA, MIB).unwrap();
-    assert_eq!(client.map_dma(gpu, memory, VA, MIB), Err(Status::NO_MEMORY));
+    assert_eq!(
+        client.map_dma(gpu, memory, VA, MIB),
+        Err(Answer::Status(Status::NO_MEMORY))
+    );
 }
 
 #[test]
@@ -70,9 +74,9 @@ fn freeing_a_device_takes_everything_below_it() {
     let mut client = Client::new("");
     let gpu = client.gpu(0);
     client.queue(gpu, VA);
-    client.pin(gpu, MIB, 0x1001).unwrap();
+    client.pin(gpu, MIB).unwrap();
     client.free(gpu.device).unwrap();
-    let live = client.driver.live();
+    let live = client.driver().live();
     assert_eq!(
         (live.objects, live.channels, live.pins, live.cpu_maps),
         (0, 0, 0, 0)
@@ -80,7 +84,7 @@ fn freeing_a_device_takes_everything_below_it() {
     // UVM holds the queue's memory and the VA space until its own objects go.
     assert_eq!((live.uvm_maps, live.vram_bytes, live.vaspaces), (1, MIB, 1));
     client.uvm_free(VA, MIB).unwrap();
-    assert_eq!(client.driver.live().vram_bytes, 0);
+    assert_eq!(client.driver().live().vram_bytes, 0);
 }
 
 #[test]
@@ -93,10 +97,10 @@ fn a_process_that_dies_in_the_middle_leaves_nothing() {
     let (memory, _) = client.buffer(one, VA + (128 << 20), MIB);
     client.map_uvm(two, memory, VA + (128 << 20), MIB).unwrap();
     client.map_dma(one, memory, VA, MIB).unwrap();
-    client.pin(two, MIB, 0x1001).unwrap();
+    client.pin(two, MIB).unwrap();
     client.die();
-    assert_eq!(client.driver.live(), Live::default());
-    assert_eq!(client.driver.store().pieces(), 0);
+    assert_eq!(client.driver().live(), Live::default());
+    assert_eq!(client.driver().store().pieces(), 0);
 }
 
 #[test]
@@ -106,14 +110,17 @@ fn files_may_be_closed_in_any_order() {
         let gpu = client.gpu(0);
         client.queue(gpu, VA);
         let mut fds = vec![client.ctl, client.uvm, gpu.fd];
-        fds.extend([client.linked(0), client.open(Node::Control)]);
+        fds.extend([
+            client.linked(0).unwrap(),
+            client.open(Node::Control).unwrap(),
+        ]);
         fds.rotate_left(rotation);
         for fd in fds {
             client.close(fd);
         }
         client.die();
         assert_eq!(
-            client.driver.live(),
+            client.driver().live(),
             Live::default(),
             "starting with file {rotation}"
         );
@@ -124,10 +131,11 @@ fn files_may_be_closed_in_any_order() {
 fn a_linked_gpu_file_keeps_the_control_file_and_its_clients() {
     let mut client = Client::new("");
     let gpu = client.gpu(0);
-    client.close(client.ctl);
-    assert_eq!(client.driver.live().clients, 1);
+    let ctl = client.ctl;
+    client.close(ctl);
+    assert_eq!(client.driver().live().clients, 1);
     client.close(gpu.fd);
-    assert_eq!(client.driver.live().clients, 0);
+    assert_eq!(client.driver().live().clients, 0);
 }
 
 #[test]
@@ -156,9 +164,9 @@ fn a_duplicate_keeps_memory_and_is_an_object_of_its_own() {
         .unwrap();
     assert_eq!(Status(packet.status), Status::OK);
     client.free(memory).unwrap();
-    assert_eq!(client.driver.live().vram_bytes, MIB);
+    assert_eq!(client.driver().live().vram_bytes, MIB);
     client.free(packet.object).unwrap();
-    assert_eq!(client.driver.live().vram_bytes, 0);
+    assert_eq!(client.driver().live().vram_bytes, 0);
 }
 
 #[test]
@@ -174,12 +182,12 @@ fn mapping_over_a_mapping_replaces_it_and_releases_what_was_there() {
     client.free(first).unwrap();
     client.map_uvm(gpu, second, VA, MIB / 2).unwrap();
     assert_eq!(
-        client.driver.live().memories,
+        client.driver().live().memories,
         2,
         "half of the first is still mapped"
     );
     client.map_uvm(gpu, second, VA + MIB / 2, MIB / 2).unwrap();
-    assert_eq!(client.driver.live().memories, 1);
+    assert_eq!(client.driver().live().memories, 1);
 }
 
 #[test]
@@ -194,10 +202,10 @@ fn unmapping_the_middle_keeps_both_ends_and_their_memory() {
     packet.length = 0x1000;
     packet.uuid = gpu.uuid;
     client.uvm(uvm::UNMAP_EXTERNAL, &mut packet).unwrap();
-    assert_eq!(client.driver.live().uvm_maps, 2);
+    assert_eq!(client.driver().live().uvm_maps, 2);
     client.free(memory).unwrap();
     client.uvm_free(VA, MIB).unwrap();
-    assert_eq!(client.driver.live().vram_bytes, 0);
+    assert_eq!(client.driver().live().vram_bytes, 0);
 }
 
 #[test]
@@ -205,7 +213,10 @@ fn device_memory_is_handed_out_in_64_kib_and_runs_out_as_no_memory() {
     let mut client = Client::new("vram=1M");
     let gpu = client.gpu(0);
     let held: Vec<_> = (0..16).map(|_| client.vidmem(gpu, 4096).unwrap()).collect();
-    assert_eq!(client.vidmem(gpu, 4096), Err(Status::NO_MEMORY));
+    assert_eq!(
+        client.vidmem(gpu, 4096),
+        Err(Answer::Status(Status::NO_MEMORY))
+    );
     client.free(held[3]).unwrap();
     client.vidmem(gpu, 4096).unwrap();
 }
@@ -217,7 +228,7 @@ fn the_cpu_window_runs_out_and_comes_back_by_unmapping() {
     let memory = client.vidmem(gpu, 2 * MIB).unwrap();
     let (_, cookie, _) = client.map_cpu(gpu, memory, MIB, Node::Gpu(0)).unwrap();
     let full = client.map_cpu(gpu, memory, 4096, Node::Gpu(0));
-    assert_eq!(full.unwrap_err(), Status::NO_MEMORY);
+    assert_eq!(full.unwrap_err(), Answer::Status(Status::NO_MEMORY));
     let mut packet = escape::RmUnmapMemory::new_zeroed();
     packet.client = client.root;
     packet.device = gpu.device;
@@ -235,25 +246,17 @@ fn the_cpu_window_runs_out_and_comes_back_by_unmapping() {
 fn after_the_file_that_tied_the_space_to_its_process_is_closed_nothing_new_is_made() {
     let mut client = Client::new("");
     let gpu = client.gpu(0);
-    let mm = client.open(Node::Uvm);
-    let mut packet = uvm::MmInitialize {
-        uvm_fd: client.uvm,
-        status: 0,
-    };
-    let mut bytes = zerocopy::IntoBytes::as_mut_bytes(&mut packet).to_vec();
-    client
-        .uvm_bytes(mm, uvm::MM_INITIALIZE, &mut bytes)
-        .unwrap();
+    let mm = client.tie.expect("the simulated kernel ties them");
     client.range(VA, MIB).unwrap();
     client.close(mm);
     assert_eq!(
         client.range(VA + MIB, MIB),
-        Err(Status::PAGE_TABLE_NOT_AVAIL)
+        Err(Answer::Status(Status::PAGE_TABLE_NOT_AVAIL))
     );
     let memory = client.vidmem(gpu, MIB).unwrap();
     assert_eq!(
         client.map_uvm(gpu, memory, VA, MIB),
-        Err(Status::PAGE_TABLE_NOT_AVAIL)
+        Err(Answer::Status(Status::PAGE_TABLE_NOT_AVAIL))
     );
     client.uvm_free(VA, MIB).unwrap();
 }

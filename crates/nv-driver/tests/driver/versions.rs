@@ -2,6 +2,7 @@
 
 use vrampager_nv_abi::{AbiVersion, Status, escape, uvm, v570, v610};
 use vrampager_nv_driver::{Errno, Live};
+use vrampager_nv_probe::{Answer, Nodes as _};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::client::Client;
@@ -21,7 +22,7 @@ fn every_release_brings_up_a_channel_and_takes_all_back() {
         client.map_uvm(gpu, memory, VA + (32 << 20), MIB).unwrap();
         client.uvm_free(VA + (32 << 20), MIB).unwrap();
         client.die();
-        assert_eq!(client.driver.live(), Live::default(), "{release}");
+        assert_eq!(client.driver().live(), Live::default(), "{release}");
     }
 }
 
@@ -32,7 +33,7 @@ fn a_packet_of_another_release_is_refused_where_its_size_is_in_the_request() {
     let mut packet = v570::MapMemoryDma::new_zeroed();
     let ctl = client.ctl;
     let result = client.escape(ctl, escape::RM_MAP_MEMORY_DMA, &mut packet);
-    assert_eq!(result, Err(Errno::Inval));
+    assert_eq!(result, Err(Answer::from(Errno::Inval)));
 }
 
 #[test]
@@ -44,7 +45,7 @@ fn the_status_of_a_new_free_lands_where_old_clients_keep_the_length() {
     // The kernel copies as many bytes as its own packet has, whatever the client allocated.
     let bytes = &mut old.as_mut_bytes()[..size_of::<v610::UvmFree>()];
     let uvm_fd = client.uvm;
-    client.raw(uvm_fd, uvm::FREE, bytes).unwrap();
+    client.nodes().ioctl(uvm_fd, uvm::FREE, bytes).unwrap();
     assert_eq!(old.length, u64::from(Status::INVALID_ADDRESS.0));
     assert_eq!(Status(old.status), Status::OK, "the client sees no error");
 }

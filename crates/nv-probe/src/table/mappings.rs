@@ -147,7 +147,7 @@ pub(super) const DMA: &[Row] = &[
             let packet = m.client.dma_packet(m.one, memory, DATA, MIB);
             let result = m.client.map_dma(packet);
             m.client.free(memory)?;
-            result
+            result.map(drop)
         },
     ),
     Row::status(
@@ -200,7 +200,7 @@ fn memory_with(m: &mut Machine<'_>, attr2: u32) -> Result<Handle, Answer> {
 fn dma_with(m: &mut Machine<'_>, set: fn(&mut MapMemoryDma)) -> Result<(), Answer> {
     let mut packet = m.client.dma_packet(m.one, m.memory, DATA, MIB);
     set(&mut packet);
-    m.client.map_dma(packet)
+    m.client.map_dma(packet).map(drop)
 }
 
 fn unmap_dma_with(m: &mut Machine<'_>, set: fn(&mut RmUnmapMemoryDma)) -> Result<(), Answer> {

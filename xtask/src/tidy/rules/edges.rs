@@ -46,7 +46,8 @@ const ALLOWED: [(&str, &[&str]); 19] = [
 
 /// What a crate's tests may use beyond that. Every crate may also depend on itself, to turn on its
 /// own test features.
-const ALLOWED_IN_TESTS: [(&str, &[&str]); 3] = [
+const ALLOWED_IN_TESTS: [(&str, &[&str]); 4] = [
+    ("nv-driver", &["nv-probe"]),
     ("core", &["sim"]),
     ("vrampager", &["sim"]),
     ("cli", &["nv-shim"]),
