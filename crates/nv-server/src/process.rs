@@ -125,8 +125,8 @@ impl Memory {
     ) -> Result<(), StoreError> {
         self.whole(address, len, |done, at| {
             let rest = into.wrapping_add(done);
-            // SAFETY: `done` is less than `len`, for which the caller vouches; the kernel checks
-            // the address in the process.
+            // SAFETY: `done` is less than `len`, for which the caller vouches. The address in the
+            // other process is an offset in a file, and a bad one an error of the call.
             unsafe { libc::pread(self.0.as_raw_fd(), rest.cast(), len - done, at) }
         })
     }
@@ -143,8 +143,7 @@ impl Memory {
     ) -> Result<(), StoreError> {
         self.whole(address, len, |done, at| {
             let rest = from.wrapping_add(done);
-            // SAFETY: `done` is less than `len`, for which the caller vouches; the kernel checks
-            // the address in the process.
+            // SAFETY: as for `read_to`, with the roles swapped.
             unsafe { libc::pwrite(self.0.as_raw_fd(), rest.cast(), len - done, at) }
         })
     }

@@ -100,7 +100,10 @@ fn a_program_without_its_driver_is_told_that_there_is_no_device() {
 #[test]
 fn a_file_is_open_as_long_as_anybody_has_a_descriptor_of_it() {
     let server = server("");
-    let open = "exec 3</dev/nvidiactl";
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    let pipe = pipe.to_str().expect("a name of ours");
+    shell(&server, &format!("mkfifo {pipe}"));
     for (what, script, files) in [
         ("nothing is open at first", "counters", "files 0\n"),
         ("one is", "{open}; counters", "files 1\n"),
@@ -127,11 +130,12 @@ fn a_file_is_open_as_long_as_anybody_has_a_descriptor_of_it() {
         ),
         (
             "inherited by a child that goes on",
-            "{open}; sleep 0.3 >/dev/null & exec 3<&-; counters",
+            "{open}; (read line <{pipe}) & exec 3<&-; counters; echo >{pipe}",
             "files 1\n",
         ),
     ] {
-        let script = script.replace("{open}", open);
+        let script = script.replace("{open}", "exec 3</dev/nvidiactl");
+        let script = script.replace("{pipe}", pipe);
         assert_eq!(shell(&server, &script), files, "{what}");
         until_closed(&server);
     }

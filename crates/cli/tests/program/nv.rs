@@ -169,7 +169,8 @@ fn a_program_killed_at_any_point_of_its_work_leaves_nothing_in_the_driver() {
 #[test]
 fn a_program_in_the_background_keeps_its_driver() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "(sleep 0.3; cat /proc/driver/vrampager/counters >seen) 3</dev/nvidiactl &";
+    let script = "(while kill -0 $$ 2>/dev/null; do :; done
+        cat /proc/driver/vrampager/counters >seen) 3</dev/nvidiactl &";
     let output = vrampager(&["sim-driver", "sh", "-c", script])
         .current_dir(folder.path())
         .output()
