@@ -224,6 +224,10 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
                 number => calls.serve(number, machine),
             }
         }
+        if ready.is_empty() {
+            // Where processors are few, programs need this one.
+            std::thread::yield_now();
+        }
         let now = now();
         let progress = lock(machine).run(now);
         pace.note(ready.len(), progress, now);
