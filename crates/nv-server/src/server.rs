@@ -116,6 +116,8 @@ struct Calls {
     connections: BTreeMap<u64, Connection>,
     ready: OwnedFd,
     next: u64,
+    /// Why the last program could not be served: one that stays waiting is told of once.
+    refused: Option<Errno>,
 }
 
 #[derive(Debug)]
@@ -142,6 +144,7 @@ impl Calls {
             connections: BTreeMap::new(),
             ready,
             next: LISTENER + 1,
+            refused: None,
         })
     }
 
@@ -170,9 +173,13 @@ impl Calls {
     }
 
     fn accept(&mut self) {
-        if let Err(error) = self.try_accept() {
+        let refused = self.try_accept().err();
+        if let Some(error) = refused
+            && self.refused != refused
+        {
             eprintln!("vrampager: a program cannot be served: {error}");
         }
+        self.refused = refused;
     }
 
     fn try_accept(&mut self) -> Result<(), Errno> {

@@ -10,9 +10,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, getpeername, recvmsg,
-    sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    getpeername, recvmsg, sendmsg,
 };
 use vrampager_nv_driver::{FileId, Node};
 
@@ -169,11 +169,12 @@ pub fn is_connection(server: &str, fd: BorrowedFd<'_>) -> bool {
 /// one becomes or starts if `private`.
 ///
 /// # Errors
-/// What the request failed with; `EPIPE` or `ECONNRESET` when the server is gone.
+/// What the request failed with; `EMFILE` for a file when this process may have no more;
+/// `EPIPE` or `ECONNRESET` when the server is gone.
 pub fn ask(connection: BorrowedFd<'_>, request: Request, private: bool) -> Result<Answer, Errno> {
     /// Looks for an answer that is there at once, before going to sleep for it.
     const EAGER: usize = 100;
-    send(connection, &request.words(), None)?;
+    send(connection, &request.words(), None, SendFlags::empty())?;
     let mut bytes = [0; ANSWER];
     let flags = if private {
         RecvFlags::CMSG_CLOEXEC
@@ -202,10 +203,11 @@ pub fn ask(connection: BorrowedFd<'_>, request: Request, private: bool) -> Resul
     }
 }
 
-/// The next request of a program; `None` when it has hung up.
+/// The next request of a program, which is there already; `None` when it has hung up.
 pub(crate) fn take(connection: BorrowedFd<'_>) -> Result<Option<Request>, Errno> {
     let mut bytes = [0; REQUEST];
-    let (received, stray) = receive(connection, &mut bytes, RecvFlags::CMSG_CLOEXEC)?;
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let (received, stray) = receive(connection, &mut bytes, flags)?;
     drop(stray);
     match received {
         0 => Ok(None),
@@ -216,14 +218,18 @@ pub(crate) fn take(connection: BorrowedFd<'_>) -> Result<Option<Request>, Errno>
     }
 }
 
-/// Answers a request; `file` goes along with a good answer.
+/// Answers a request; a good answer may take a file along. Nobody is waited for: a program that
+/// does not take its answers is an error.
 pub(crate) fn answer(
     connection: BorrowedFd<'_>,
     result: Result<(u64, Option<BorrowedFd<'_>>), i32>,
 ) -> Result<(), Errno> {
     match result {
-        Ok((offset, file)) => send(connection, &[0, offset], file),
-        Err(number) => send(connection, &[u64::from(number.unsigned_abs()), 0], None),
+        Ok((offset, file)) => send(connection, &[0, offset], file, SendFlags::DONTWAIT),
+        Err(number) => {
+            let words = [u64::from(number.unsigned_abs()), 0];
+            send(connection, &words, None, SendFlags::DONTWAIT)
+        }
     }
 }
 
@@ -235,7 +241,13 @@ fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     words
 }
 
-fn send(fd: BorrowedFd<'_>, words: &[u64], file: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+fn send(
+    fd: BorrowedFd<'_>,
+    words: &[u64],
+    file: Option<BorrowedFd<'_>>,
+    flags: SendFlags,
+) -> Result<(), Errno> {
+    let flags = flags | SendFlags::NOSIGNAL;
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -245,7 +257,7 @@ fn send(fd: BorrowedFd<'_>, words: &[u64], file: Option<BorrowedFd<'_>>) -> Resu
         assert!(pushed, "there is room for one descriptor");
     }
     let slices = [IoSlice::new(&bytes)];
-    rustix::io::retry_on_intr(|| sendmsg(fd, &slices, &mut control, SendFlags::NOSIGNAL))?;
+    rustix::io::retry_on_intr(|| sendmsg(fd, &slices, &mut control, flags))?;
     Ok(())
 }
 
@@ -258,6 +270,10 @@ fn receive(
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(bytes)];
     let received = rustix::io::retry_on_intr(|| recvmsg(fd, &mut slices, &mut control, flags))?;
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // A file was sent, and this process may have no more.
+        return Err(Errno::MFILE);
+    }
     let mut file = None;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message {
@@ -297,6 +313,15 @@ mod tests {
         }
         assert_eq!(Request::of_words([7, 0, 0, 0]), None);
         assert_eq!(Request::of_words([5, 0, 1 << 32, 0]), None);
+    }
+
+    #[test]
+    fn a_program_that_takes_no_answers_is_an_error_and_not_waited_for() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, _theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
+        let refused = (0..100_000).find_map(|_| answer(ours.as_fd(), Ok((0, None))).err());
+        assert_eq!(refused, Some(Errno::AGAIN));
     }
 
     #[test]

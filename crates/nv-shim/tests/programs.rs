@@ -185,6 +185,16 @@ fn nodes_that_the_machine_has_can_be_seen_and_others_cannot_be_opened() {
 }
 
 #[test]
+fn a_program_with_all_its_descriptors_in_use_is_told_so_and_has_opened_nothing() {
+    let server = server("");
+    let script = "ulimit -n 3; exec 3</dev/nvidiactl";
+    let output = run(&server, "sh", &["-c", script]);
+    let errors = text(&output.stderr);
+    assert!(errors.contains("Too many open files"), "{errors}");
+    until_closed(&server);
+}
+
+#[test]
 fn a_node_that_is_read_has_nothing_to_read() {
     let output = run(&server(""), "cat", &["/dev/nvidiactl"]);
     assert_eq!(text(&output.stdout), "");
