@@ -1,24 +1,33 @@
 //! A program and the processes that it leaves behind.
-#![expect(unsafe_code, reason = "a signal's disposition is set through libc")]
+#![expect(
+    unsafe_code,
+    reason = "signals are set through libc, and in a child before it becomes the program"
+)]
 
 use std::io;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus};
 
 use rustix::io::Errno;
-use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
+use rustix::process::{
+    Signal, WaitOptions, getpid, set_child_subreaper, set_parent_process_death_signal, wait,
+};
 
 /// Runs a program, and waits until it and every process that it left running have ended: whatever
 /// they share is needed no longer. Gives the program's own status.
 ///
 /// It is for a process that is there for nothing else: it waits for all its children, and lets
 /// interrupts from the terminal pass by. They reach the program too, which may want to put things
-/// in order.
+/// in order. If this process is killed, the program is asked to end (`SIGTERM`).
 ///
 /// # Errors
 /// When the program cannot be started, or something else waits for the children of this process.
 pub fn run_family(command: &mut Command) -> io::Result<ExitStatus> {
     set_child_subreaper(Some(getpid()))?;
+    let end_with_us = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
+    // SAFETY: between fork and exec only calls that are safe in a signal handler may be made, and
+    // this is a single system call.
+    unsafe { command.pre_exec(end_with_us) };
     let child = command.spawn()?;
     // Ignored from here on, but not by the program.
     for signal in [libc::SIGINT, libc::SIGQUIT] {

@@ -1,8 +1,10 @@
 //! `probe` and `sim-driver`, as their users start them.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::{code, folder, json, program, stderr, stdout};
 
@@ -178,6 +180,24 @@ fn a_program_in_the_background_keeps_its_driver() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
     assert!(seen.starts_with("files 1\n"), "{seen}");
+}
+
+#[test]
+fn a_program_ends_when_its_driver_is_killed() {
+    let begun = Instant::now();
+    let mut child = vrampager(&["sim-driver", "sh", "-c", "echo running; exec sleep 100"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "running\n");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The end of its output is the end of the program.
+    assert_eq!(output.read_line(&mut line).unwrap(), 0);
+    assert!(begun.elapsed() < Duration::from_secs(90));
 }
 
 #[test]
