@@ -10,7 +10,8 @@ use std::process::{Command, ExitStatus};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Signal, WaitOptions, getpid, set_child_subreaper, set_parent_process_death_signal, wait,
+    Resource, Rlimit, Signal, WaitOptions, getpid, getrlimit, set_child_subreaper,
+    set_parent_process_death_signal, setrlimit, wait,
 };
 
 /// Runs a program, and waits until it and every process that it left running have ended: whatever
@@ -29,6 +30,7 @@ pub fn run_family(command: &mut Command) -> io::Result<ExitStatus> {
     // this is a single system call.
     unsafe { command.pre_exec(end_with_us) };
     let child = command.spawn()?;
+    raise_descriptor_limit();
     // Ignored from here on, but not by the program.
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: ignoring a signal runs no code and touches no memory.
@@ -45,5 +47,18 @@ pub fn run_family(command: &mut Command) -> io::Result<ExitStatus> {
             Err(Errno::CHILD) => return status.ok_or_else(|| Errno::CHILD.into()),
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+/// To the server every open file and every allocation is a descriptor, so as many as allowed are
+/// wanted; the program keeps its own limit.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        eprintln!("vrampager: cannot raise the limit on descriptors: {error}");
     }
 }

@@ -49,7 +49,6 @@ impl Server {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let (process, nth) = (std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         let name = format!("vrampager-nv-{process}-{nth}");
-        raise_descriptor_limit();
         let machine = Machine::new(name.clone(), config, kill_at)?;
         let machine = Arc::new(Mutex::new(machine));
         let calls = Calls::new(&name)?;
@@ -238,19 +237,5 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
         let now = now();
         let progress = lock(machine).run(now);
         pace.note(ready.len(), progress, now);
-    }
-}
-
-/// Every open file and every allocation has a descriptor of its own, so as many as allowed are
-/// wanted.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        eprintln!("vrampager: cannot raise the limit on descriptors: {error}");
     }
 }
