@@ -52,8 +52,8 @@ const TIGHT_TRIES: usize = 16;
 #[derive(Clone, Debug)]
 pub struct SubAllocator {
     holes: Holes,
-    /// `[start, end)` of one more hole, or nothing: the one that was last cut or grew. Neighbours in
-    /// space tend to come and go one after the other; here that costs an addition.
+    /// `[start, end)` of one more hole, or nothing: the one that was last cut or grew. Neighbours
+    /// in space tend to come and go one after the other; here that costs an addition.
     active: (u32, u32),
     /// The hole whose bounds were changed last, or none.
     recent: u32,
