@@ -7,9 +7,9 @@ use zerocopy::IntoBytes;
 
 use super::{ChannelReg, Range, RangeKind, ordered, parse};
 use crate::config::Arch;
-use crate::rm::{Client, Kind};
+use crate::rm::{Aperture, Client, Kind};
 use crate::store::{Process, Store};
-use crate::vas::VasId;
+use crate::vas::{Entry, Origin, VasId};
 use crate::{Driver, FileId};
 
 /// Addresses that the resources of one channel take.
@@ -135,6 +135,11 @@ impl<S: Store> Driver<S> {
     pub(super) fn drop_gpu(&mut self, file: FileId, gpu: usize) {
         self.drop_vas(file, gpu);
         let space = self.space_mut(file).expect("the caller has the space");
+        let peers = space.gpus.keys().copied().filter(|&other| other != gpu);
+        for other in peers.collect::<Vec<_>>() {
+            self.unmap_peer(file, other, gpu);
+        }
+        let space = self.space_mut(file).expect("the caller has the space");
         space.gpus.remove(&gpu);
         space.peers.retain(|&(a, b)| a != gpu && b != gpu);
     }
@@ -233,7 +238,28 @@ impl<S: Store> Driver<S> {
     ) -> Result<(), Status> {
         let pair = self.peer_pair(file, request)?;
         let known = self.space_mut(file)?.peers.remove(&pair);
-        known.then_some(()).ok_or(Status::INVALID_DEVICE)
+        known.then_some(()).ok_or(Status::INVALID_DEVICE)?;
+        self.unmap_peer(file, pair.0, pair.1);
+        self.unmap_peer(file, pair.1, pair.0);
+        Ok(())
+    }
+
+    /// Removes what one GPU has mapped of the memory of another.
+    fn unmap_peer(&mut self, file: FileId, gpu: usize, owner: usize) {
+        let registered = self.space(file).and_then(|space| space.registered(gpu));
+        let Ok(Some(id)) = registered else {
+            return;
+        };
+        let everything = Span::from_bounds(0, u64::MAX).expect("zero is the lowest address");
+        let mapped: Vec<(u64, Entry)> = self.vas[&id].table.overlapping(everything).collect();
+        for (start, entry) in mapped {
+            let peer = self.mem(entry.mem).aperture == Aperture::Vidmem(owner);
+            if peer && entry.origin == Origin::Uvm {
+                let vas = self.vas.get_mut(&id).expect("its registration holds it");
+                vas.table.remove(start);
+                self.release(entry.mem);
+            }
+        }
     }
 
     fn peer_pair(&self, file: FileId, request: &uvm::PeerAccess) -> Result<(usize, usize), Status> {

@@ -170,6 +170,35 @@ fn a_duplicate_keeps_memory_and_is_an_object_of_its_own() {
 }
 
 #[test]
+fn parted_peers_lose_what_they_mapped_of_each_other_and_keep_the_rest() {
+    for command in [uvm::DISABLE_PEER_ACCESS, uvm::UNREGISTER_GPU] {
+        let mut client = Client::new("gpus=2");
+        let (one, two) = (client.gpu(0), client.gpu(1));
+        client.peers(one, two).unwrap();
+        let (theirs, own) = (
+            client.vidmem(one, MIB).unwrap(),
+            client.vidmem(two, MIB).unwrap(),
+        );
+        client.range(VA, 2 * MIB).unwrap();
+        client.map_uvm(two, theirs, VA, MIB).unwrap();
+        client.map_uvm(two, own, VA + MIB, MIB).unwrap();
+        client.free(theirs).unwrap();
+        assert_eq!(client.driver.live().vram_bytes, 2 * MIB);
+        if command == uvm::UNREGISTER_GPU {
+            let mut packet = uvm::UnregisterGpu::new_zeroed();
+            packet.uuid = one.uuid;
+            client.uvm(command, &mut packet).unwrap();
+        } else {
+            let mut packet = uvm::PeerAccess::new_zeroed();
+            (packet.uuid_a, packet.uuid_b) = (two.uuid, one.uuid);
+            client.uvm(command, &mut packet).unwrap();
+        }
+        let live = client.driver.live();
+        assert_eq!((live.uvm_maps, live.vram_bytes), (1, MIB), "{command}");
+    }
+}
+
+#[test]
 fn mapping_over_a_mapping_replaces_it_and_releases_what_was_there() {
     let mut client = Client::new("");
     let gpu = client.gpu(0);
