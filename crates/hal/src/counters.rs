@@ -14,8 +14,10 @@ pub struct Counters {
     pub ranges: u64,
     /// Bytes of those ranges.
     pub va_bytes: u64,
-    /// Pages of 4 KiB held by physical objects, whatever their heap.
+    /// Pages of 4 KiB of those objects, whatever their heap and whoever owns them.
     pub pages: u64,
+    /// Pages among them that are pinned because they were imported.
+    pub pinned: u64,
     /// Channels.
     pub channels: u64,
     /// Timelines.
@@ -38,13 +40,14 @@ impl fmt::Display for Counters {
             ranges,
             va_bytes,
             pages,
+            pinned,
             channels,
             timelines,
         } = self;
         write!(
             f,
             "{objects} objects, {mappings} mappings, {ranges} ranges ({va_bytes} bytes), \
-             {pages} pages, {channels} channels, {timelines} timelines"
+             {pages} pages ({pinned} pinned), {channels} channels, {timelines} timelines"
         )
     }
 }

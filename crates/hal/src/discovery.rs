@@ -29,7 +29,8 @@ pub struct DeviceInfo {
     pub vram_bytes: u64,
     /// CPU-visible aperture onto device memory (BAR), in bytes; may be smaller than VRAM.
     pub aperture_bytes: u64,
-    /// Address zones, lowest first, at least one.
+    /// Address zones, lowest first, at least one. Those of different devices of one discovery do
+    /// not overlap, so an address has one meaning for all of them.
     pub zones: Vec<VaZone>,
 }
 

@@ -41,7 +41,7 @@ mod storage;
 pub use counters::Counters;
 pub use discovery::{DeviceId, DeviceInfo, Discovery, Gpu, VaZone};
 pub use error::{DeviceLossCause, Fault, FaultKind, HalError, HalErrorKind};
-pub use mapping::{CpuMapping, Owner};
+pub use mapping::{CpuMapping, HostPage, HostRange, Misaligned, Owner};
 pub use memory::{Access, CpuMapId, GpuMap, Heap, MemId, Memory};
 pub use queue::{ChannelId, ChannelKind, Fence, Op, Queue, TimelineId};
 pub use release::Release;

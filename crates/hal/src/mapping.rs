@@ -10,6 +10,10 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use thiserror::Error;
+use vrampager_addr::{PAGE, PAGE_SIZE, Span};
 
 use crate::CpuMapId;
 
@@ -150,9 +154,178 @@ impl CpuMapping {
     }
 }
 
+/// [`PAGE_SIZE`] as the length of an array.
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
+
+/// A page of host memory of which a device may change any byte at any time.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct HostPage([AtomicU8; PAGE_BYTES]);
+
+impl HostPage {
+    /// `count` pages of zeros.
+    #[must_use]
+    pub fn zeroed(count: usize) -> Arc<[Self]> {
+        let page = |_| Self([const { AtomicU8::new(0) }; PAGE_BYTES]);
+        (0..count).map(page).collect()
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> &[AtomicU8; PAGE_BYTES] {
+        &self.0
+    }
+}
+
+/// Host memory that belongs to somebody else and that a device is to use (mission rows A8, A9).
+///
+/// Clones name the same memory. It is never freed through this, only pinned; who owns it learns
+/// that nobody names it any more when the owner added by [`owned_by`](Self::owned_by) is dropped.
+///
+/// # Examples
+/// ```
+/// use vrampager_hal::{HostPage, HostRange};
+///
+/// let pages = HostPage::zeroed(4);
+/// let range = HostRange::of(pages.clone())?;
+/// assert_eq!((range.len(), range.address() % 4096), (16384, 0));
+///
+/// let none = HostRange::of(HostPage::zeroed(0)).unwrap_err();
+/// assert_eq!(none.len, 0);
+/// # Ok::<(), vrampager_hal::Misaligned>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct HostRange {
+    base: NonNull<u8>,
+    len: u64,
+    owner: Option<Arc<dyn Owner>>,
+}
+
+/// Memory that a device cannot take in as it is, because devices map whole pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("host memory at {address:#x} with {len} bytes is not made of whole pages of 4096 bytes")]
+pub struct Misaligned {
+    /// Where it starts.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+// SAFETY: the range is only named here; whoever accesses it does so by raw copies, which the
+// memory's owner has allowed from any thread (`new`).
+unsafe impl Send for HostRange {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for HostRange {}
+
+impl HostRange {
+    /// Names memory by its address.
+    ///
+    /// # Errors
+    /// [`Misaligned`] unless address and length are multiples of 4 KiB and there is a page.
+    ///
+    /// # Safety
+    /// Until all clones are gone, or the owner that is added right after, `base..base + len` is
+    /// readable and writable memory whose bytes may be read and changed at any time, from any
+    /// thread and by devices: no Rust reference points into it, except to atomics.
+    pub unsafe fn new(base: NonNull<u8>, len: u64) -> Result<Self, Misaligned> {
+        let address = base.as_ptr().expose_provenance() as u64;
+        let fits = Span::new(address, len).is_some() && usize::try_from(len).is_ok();
+        if len == 0 || !fits || !PAGE.divides(address | len) {
+            return Err(Misaligned { address, len });
+        }
+        Ok(Self {
+            base,
+            len,
+            owner: None,
+        })
+    }
+
+    /// Names pages that are the owner themselves.
+    ///
+    /// # Errors
+    /// [`Misaligned`] when there is none.
+    pub fn of(pages: Arc<[HostPage]>) -> Result<Self, Misaligned> {
+        let len = pages.len() as u64 * PAGE_SIZE;
+        let base = NonNull::from(&*pages).cast();
+        // SAFETY: the slice consists of atomics and lives as long as the owner added here; being
+        // `repr(C)`, a page is nothing but its bytes.
+        let range = unsafe { Self::new(base, len) }?;
+        Ok(range.owned_by(Arc::new(pages)))
+    }
+
+    /// The same memory, with something that keeps it there.
+    #[must_use]
+    pub fn owned_by(mut self, owner: Arc<dyn Owner>) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// First byte.
+    #[must_use]
+    pub const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Its address, a multiple of 4 KiB.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
+    }
+
+    /// Its addresses.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span::new(self.address(), self.len).expect("checked when it was named")
+    }
+
+    /// Bytes, a multiple of 4 KiB.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Always false: there is at least a page.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_is_not_whole_pages_is_refused_with_its_numbers() {
+        let pages = HostPage::zeroed(2);
+        let start = pages.as_ptr().cast::<u8>().cast_mut();
+        for (offset, len) in [
+            (1, 4096),
+            (0, 100),
+            (0, 0),
+            (4096, 4095),
+            (0, u64::MAX - 4095),
+        ] {
+            let base = NonNull::new(start.wrapping_add(offset)).unwrap();
+            // SAFETY: what is refused is never accessed.
+            let range = unsafe { HostRange::new(base, len) };
+            let address = base.as_ptr().expose_provenance() as u64;
+            assert_eq!(range.unwrap_err(), Misaligned { address, len });
+        }
+    }
+
+    #[test]
+    fn pages_live_as_long_as_somebody_names_them() {
+        let pages = HostPage::zeroed(1);
+        let gone = Arc::downgrade(&pages);
+        let range = HostRange::of(pages).unwrap();
+        let clone = range.clone();
+        drop(range);
+        assert!(gone.upgrade().is_some());
+        drop(clone);
+        assert!(gone.upgrade().is_none());
+    }
 
     fn over(memory: &mut [u8]) -> CpuMapping {
         let base = NonNull::new(memory.as_mut_ptr()).unwrap();

@@ -28,7 +28,8 @@ pub trait Release: Send + Sync + Debug {
     /// [`HalError::Driver`].
     fn unmap_cpu(&self, map: CpuMapId) -> Result<(), HalError>;
 
-    /// Destroys a physical object without mappings.
+    /// Destroys an object without mappings. Its memory goes with the last object that shows it;
+    /// memory that was imported is unpinned then, and stays its owner's.
     ///
     /// # Errors
     /// [`HalError::Driver`].

@@ -2,21 +2,35 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::sync::Arc;
+
 use vrampager_addr::{PAGE_SIZE, Span};
-use vrampager_hal::{ChannelId, Counters, CpuMapId, Fault, MemId};
+use vrampager_hal::{ChannelId, Counters, CpuMapId, DeviceId, Fault, HostRange, MemId};
 use vrampager_nv_abi::Handle;
 
 use crate::channel::Channel;
-use crate::device::Stages;
+use crate::context::Stages;
 use crate::pages::Window;
 
-/// A physical object.
+/// Memory that objects of one or several devices show.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct Physical {
     pub(crate) size: u64,
     pub(crate) handle: Handle,
-    /// The pinned pages of a host object.
+    /// The pinned pages of host memory.
     pub(crate) pages: Option<Window>,
+    /// The device below which the driver has it, and by which of its opens.
+    pub(crate) home: (DeviceId, u64),
+    /// Whether the pages are somebody else's.
+    pub(crate) imported: bool,
+}
+
+/// A physical object of one device.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) physical: Arc<Physical>,
+    /// Keeps the owner by whom this device imported it; the one before may be another.
+    pub(crate) _owner: Option<HostRange>,
 }
 
 /// A CPU mapping.
@@ -43,8 +57,6 @@ pub(crate) struct Books {
     pub(crate) gpu_maps: BTreeMap<u64, Span>,
     pub(crate) channels: BTreeMap<ChannelId, Channel>,
     pub(crate) faults: Vec<Fault>,
-    /// Handles of pinned pages, which the driver leaves to us to choose.
-    pub(crate) pins: Pins,
     /// What failed to be undone when a call failed: held by nobody, tried again later.
     pub(crate) quarantine: Vec<Stages>,
 }
@@ -80,6 +92,17 @@ impl Books {
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Takes memory in as an object.
+    pub(crate) fn add(&mut self, physical: Arc<Physical>, owner: Option<HostRange>) -> MemId {
+        let id = MemId(self.number());
+        let object = Object {
+            physical,
+            _owner: owner,
+        };
+        self.objects.insert(id, object);
+        id
     }
 
     /// An id for a channel; no program makes 2^32 of them.
@@ -160,13 +183,17 @@ impl Books {
 
     /// What is held, with this many timelines.
     pub(crate) fn counters(&self, timelines: u64) -> Counters {
-        let bytes: u64 = self.objects.values().map(|object| object.size).sum();
+        let objects = || self.objects.values().map(|object| &object.physical);
+        let bytes: u64 = objects().map(|physical| physical.size).sum();
+        let imported = objects().filter(|physical| physical.imported);
+        let pinned: u64 = imported.map(|physical| physical.size).sum();
         Counters {
             objects: self.objects.len() as u64,
             mappings: (self.cpu_maps.len() + self.gpu_maps.len()) as u64,
             ranges: self.ranges.len() as u64,
             va_bytes: self.ranges.values().map(|range| range.len()).sum(),
             pages: bytes / PAGE_SIZE,
+            pinned: pinned / PAGE_SIZE,
             channels: self.channels.len() as u64,
             timelines,
         }

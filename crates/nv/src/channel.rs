@@ -8,7 +8,8 @@ use vrampager_nv_abi::neutral::{ChannelAlloc, Schedule};
 use vrampager_nv_abi::{Handle, class, uvm};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::device::{Block, Device, Stages, Undo};
+use crate::context::{Stages, Undo};
+use crate::device::{Block, Device};
 use crate::error::Refusal;
 use crate::push::Push;
 use crate::ring::Ring;
@@ -61,7 +62,7 @@ pub(crate) fn create(
     id: ChannelId,
     stages: &mut Stages,
 ) -> Result<Channel, Refusal> {
-    let resources = device.vacancy(RESOURCES, stages)?;
+    let resources = device.context.vacancy(RESOURCES, stages)?;
     let block = device.block(BLOCK, stages)?;
     let group = new_group(device, stages)?;
     let share = new_share(device, group, stages)?;
@@ -78,14 +79,15 @@ pub(crate) fn create(
 
     let mut packet = uvm::RegisterChannel::new_zeroed();
     packet.uuid = device.uuid;
-    packet.rm_ctrl_fd = device.client.control.0;
-    packet.client = device.client.root;
+    packet.rm_ctrl_fd = device.link.client.control.0;
+    packet.client = device.link.client.root;
     packet.channel = channel;
     (packet.base, packet.length) = (resources.start(), resources.len());
     device
+        .link
         .uvm
         .send("register channel", uvm::REGISTER_CHANNEL, &mut packet)?;
-    stages.push(Undo::UnregisterChannel(channel));
+    stages.push(Undo::UnregisterChannel(device.uuid, channel));
     let token = schedule(device, group, channel)?;
     Ok(Channel {
         id,
@@ -142,7 +144,7 @@ fn new_channel(
     };
     params.userd[0] = block.memory;
     params.userd_offset[0] = USERD;
-    let abi = device.client.abi;
+    let abi = device.link.client.abi;
     let mut bytes = vec![0; ChannelAlloc::size(abi)];
     params.encode(abi, &mut bytes);
     let site = Site {
@@ -155,7 +157,7 @@ fn new_channel(
 
 /// Puts the group on its runlist; the channel's token.
 fn schedule(device: &Device, group: Handle, channel: Handle) -> Result<u32, Refusal> {
-    let client = &device.client;
+    let client = &device.link.client;
     let mut token = ctrl::WorkSubmitToken::new_zeroed();
     let to = (channel, ctrl::GET_WORK_SUBMIT_TOKEN);
     client.control("ask for the token", to, token.as_mut_bytes(), None)?;
@@ -282,7 +284,7 @@ impl Channel {
     /// The last memory faults of the channel's group, newest first, through a debugger session
     /// made for the question. One that cannot be freed again goes with the channel.
     fn recorded(&mut self, device: &Device) -> Result<Vec<MmuFault>, Refusal> {
-        let client = &device.client;
+        let client = &device.link.client;
         let mut params = class::DebuggerAlloc::new_zeroed();
         params.app_client = client.root;
         params.compute_object = self.compute;

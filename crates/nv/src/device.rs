@@ -1,45 +1,23 @@
-//! One GPU brought up as a client of the driver: objects, address space, doorbell (mission rows
-//! A3, A4), and the way back stage by stage (A6, A12).
+//! One GPU brought up below the client of its context: objects, address space, doorbell (mission
+//! rows A3, A4), and the way back stage by stage (A6, A12).
 
 use std::mem::offset_of;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use vrampager_addr::{PAGE_SIZE, Span};
-use vrampager_hal::{Access, HalError};
+use vrampager_hal::{Access, DeviceId, HalError};
 use vrampager_nv_abi::escape::{self, CardInfo, RegisterFd};
-use vrampager_nv_abi::neutral::{UnregisterChannel, VaspaceAlloc};
-use vrampager_nv_abi::{AbiVersion, Handle, Uuid, class, ctrl, method, uvm};
+use vrampager_nv_abi::neutral::VaspaceAlloc;
+use vrampager_nv_abi::{Handle, Uuid, class, ctrl, method, uvm};
 use vrampager_nv_driver::Node;
-use vrampager_space::{Mode, RangeAllocator, RangeRequest};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::context::{Context, Link, Stages, Undo, unmap_gpu};
 use crate::door::{Door, Fd, Part};
 use crate::error::Refusal;
 use crate::pages::Window;
-use crate::rm::{self, Client, Site, Uvm};
+use crate::rm::{self, Site};
 use crate::timeline::{self, Timelines};
-
-/// One stage to be undone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Undo {
-    Close(Fd),
-    Free(Handle),
-    /// What the driver keeps of a CPU mapping.
-    Detach {
-        memory: Handle,
-        cookie: u64,
-    },
-    UnregisterGpu,
-    UnregisterVaspace,
-    UnregisterChannel(Handle),
-    ReleaseRange(Span),
-    UnmapGpu(Span),
-    /// Addresses of the back end's own zone.
-    Vacate(u64),
-}
-
-/// Stages that have succeeded, in order.
-pub(crate) type Stages = Vec<Undo>;
 
 /// Engine classes that a GPU offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,15 +36,14 @@ pub(crate) struct Block {
     pub(crate) va: u64,
 }
 
-/// Addresses that the back end takes for itself: channels reach only what is below 2^40. The
-/// callers' zones begin above, and address 0 stays free of everything.
-const OWN: (u64, u64) = (4 << 30, 128 << 30);
-
 /// A GPU as far as it has been brought up; handles not made yet are 0.
 #[derive(Debug)]
 pub(crate) struct Device {
-    pub(crate) client: Client,
-    pub(crate) uvm: Uvm,
+    pub(crate) context: Arc<Context>,
+    pub(crate) link: Link,
+    pub(crate) id: DeviceId,
+    /// Which of the context's opens this is.
+    pub(crate) open: u64,
     pub(crate) minor: usize,
     pub(crate) node: Fd,
     pub(crate) device: Handle,
@@ -75,7 +52,6 @@ pub(crate) struct Device {
     pub(crate) uuid: Uuid,
     pub(crate) classes: Classes,
     pub(crate) doorbell: Option<Window>,
-    own: Mutex<RangeAllocator>,
 }
 
 /// All GPUs of the machine.
@@ -94,42 +70,26 @@ pub(crate) fn cards(door: &dyn Door) -> Result<Vec<CardInfo>, Refusal> {
 }
 
 impl Device {
-    /// Nothing yet.
-    pub(crate) fn closed(door: &Arc<dyn Door>) -> Self {
-        let (none, abi) = (Fd(-1), AbiVersion::V570);
-        let own = Span::from_bounds(OWN.0, OWN.1).expect("ordered bounds");
+    /// Nothing yet, reached through `link`.
+    pub(crate) fn closed(context: &Arc<Context>, link: Link, (id, open): (DeviceId, u64)) -> Self {
         Self {
-            client: Client {
-                door: Arc::clone(door),
-                control: none,
-                root: 0,
-                abi,
-            },
-            uvm: Uvm {
-                door: Arc::clone(door),
-                fd: none,
-                abi,
-            },
+            context: Arc::clone(context),
+            link,
+            id,
+            open,
             minor: 0,
-            node: none,
+            node: Fd(-1),
             device: 0,
             subdevice: 0,
             vaspace: 0,
             uuid: Uuid::default(),
             classes: Classes::default(),
             doorbell: None,
-            own: Mutex::new(RangeAllocator::new(own)),
         }
     }
 
     pub(crate) fn door(&self) -> &dyn Door {
-        &*self.client.door
-    }
-
-    fn open(&self, node: Node, stages: &mut Stages) -> Result<Fd, Refusal> {
-        let fd = rm::open(self.door(), node)?;
-        stages.push(Undo::Close(fd));
-        Ok(fd)
+        self.link.door()
     }
 
     fn alloc<P: FromBytes + IntoBytes>(
@@ -147,31 +107,28 @@ impl Device {
         params: &mut [u8],
         stages: &mut Stages,
     ) -> Result<Handle, Refusal> {
-        let handle = self.client.alloc(site, params)?;
+        let handle = self.link.client.alloc(site, params)?;
         stages.push(Undo::Free(handle));
         Ok(handle)
     }
 
     /// First half of bring-up: enough to ask what the GPU is.
     pub(crate) fn attach(&mut self, card: &CardInfo, stages: &mut Stages) -> Result<(), HalError> {
-        self.client.control = self.open(Node::Control, stages)?;
-        self.client.root = rm::new_root(self.door(), self.client.control)?;
-        stages.push(Undo::Free(self.client.root));
-        self.choose_layouts()?;
         self.minor = usize::try_from(card.minor).expect("32 bits fit");
-        self.node = self.open(Node::Gpu(self.minor), stages)?;
-        self.link(self.node)?;
+        self.node = self.link.open(Node::Gpu(self.minor), stages)?;
+        self.speak_for(self.node)?;
         let mut id = ctrl::GpuIdInfo::new_zeroed();
         id.gpu_id = card.gpu_id;
-        let to = (self.client.root, ctrl::GPU_GET_ID_INFO_V2);
-        self.client
+        let to = (self.link.client.root, ctrl::GPU_GET_ID_INFO_V2);
+        self.link
+            .client
             .control("identify GPU", to, id.as_mut_bytes(), None)?;
         let mut params = class::DeviceAlloc::new_zeroed();
         params.device_id = id.device_instance;
-        params.client_share = self.client.root;
+        params.client_share = self.link.client.root;
         let site = Site {
             stage: "new device",
-            parent: self.client.root,
+            parent: self.link.client.root,
             class: class::NV01_DEVICE_0,
         };
         self.device = self.alloc(site, &mut params, stages)?;
@@ -202,23 +159,10 @@ impl Device {
         Ok(Timelines::new(self.block(timeline::BLOCK, stages)?))
     }
 
-    fn choose_layouts(&mut self) -> Result<(), HalError> {
-        let mut version = ctrl::BuildVersion::new_zeroed();
-        let to = (self.client.root, ctrl::SYSTEM_GET_BUILD_VERSION_V2);
-        self.client
-            .control("ask for the release", to, version.as_mut_bytes(), None)?;
-        let text = version.driver_version.split(|&byte| byte == 0).next();
-        let text = std::str::from_utf8(text.unwrap_or_default()).unwrap_or_default();
-        let unknown = HalError::Unsupported("a driver release before 570");
-        let abi = AbiVersion::of_release(text).ok_or(unknown)?;
-        (self.client.abi, self.uvm.abi) = (abi, abi);
-        Ok(())
-    }
-
     /// Makes a GPU's file speak for our control file.
-    fn link(&self, file: Fd) -> Result<(), Refusal> {
+    fn speak_for(&self, file: Fd) -> Result<(), Refusal> {
         let mut packet = RegisterFd {
-            ctl_fd: self.client.control.0,
+            ctl_fd: self.link.client.control.0,
         };
         let to = (file, escape::REGISTER_FD);
         rm::plain_escape(self.door(), "link GPU file", to, packet.as_mut_bytes())
@@ -228,13 +172,15 @@ impl Device {
         const STAGE: &str = "list classes";
         let to = (self.device, ctrl::GPU_GET_CLASSLIST);
         let mut params = ctrl::ClassList::new_zeroed();
-        self.client
+        self.link
+            .client
             .control(STAGE, to, params.as_mut_bytes(), None)?;
         // The list grows only with the driver, which stays loaded meanwhile; bounded all the same.
         let mut list = vec![0_u32; usize::try_from(params.count.min(1 << 12)).expect("bounded")];
         params.count = params.count.min(1 << 12);
         let part = Part::new(offset_of!(ctrl::ClassList, list), list.as_mut_bytes());
-        self.client
+        self.link
+            .client
             .control(STAGE, to, params.as_mut_bytes(), Some(part))?;
         let find = |wanted: &dyn Fn(u32) -> bool, what| {
             let newest = list.iter().copied().filter(|&class| wanted(class)).max();
@@ -256,8 +202,8 @@ impl Device {
             va_base: PAGE_SIZE,
             ..VaspaceAlloc::default()
         };
-        let mut bytes = vec![0; VaspaceAlloc::size(self.client.abi)];
-        params.encode(self.client.abi, &mut bytes);
+        let mut bytes = vec![0; VaspaceAlloc::size(self.link.client.abi)];
+        params.encode(self.link.client.abi, &mut bytes);
         let site = Site {
             stage: "new VA space",
             parent: self.device,
@@ -272,45 +218,28 @@ impl Device {
         gid.flags = ctrl::GID_FORMAT_BINARY;
         gid.length = 16;
         let to = (self.subdevice, ctrl::GPU_GET_GID_INFO);
-        self.client
+        self.link
+            .client
             .control("ask for the UUID", to, gid.as_mut_bytes(), None)?;
         self.uuid.copy_from_slice(&gid.data[..16]);
-        self.uvm.fd = self.open(Node::Uvm, stages)?;
-        let mut packet = uvm::Initialize::new_zeroed();
-        self.uvm
-            .send("initialise unified memory", uvm::INITIALIZE, &mut packet)?;
-        self.tie_to_process(stages)?;
         let mut packet = uvm::RegisterGpu::new_zeroed();
         packet.uuid = self.uuid;
         packet.rm_ctrl_fd = -1;
-        self.uvm
+        self.link
+            .uvm
             .send("register GPU", uvm::REGISTER_GPU, &mut packet)?;
-        stages.push(Undo::UnregisterGpu);
+        stages.push(Undo::UnregisterGpu(self.id, self.uuid));
         let mut packet = uvm::RegisterGpuVaspace::new_zeroed();
         packet.uuid = self.uuid;
-        packet.rm_ctrl_fd = self.client.control.0;
-        packet.client = self.client.root;
+        packet.rm_ctrl_fd = self.link.client.control.0;
+        packet.client = self.link.client.root;
         packet.vaspace = self.vaspace;
-        self.uvm
-            .send("register VA space", uvm::REGISTER_GPU_VASPACE, &mut packet)?;
-        stages.push(Undo::UnregisterVaspace);
-        Ok(())
-    }
-
-    /// Ties the VA space to this process's memory where the kernel needs that: a second file of
-    /// the node, open as long as the device is.
-    fn tie_to_process(&self, stages: &mut Stages) -> Result<(), Refusal> {
-        let file = self.open(Node::Uvm, stages)?;
-        let mut packet = uvm::MmInitialize::new_zeroed();
-        packet.uvm_fd = self.uvm.fd.0;
-        let to = (file, uvm::MM_INITIALIZE);
-        match self
+        self.link
             .uvm
-            .send_bytes("tie to the process", to, packet.as_mut_bytes())
-        {
-            Err(refusal) if !refusal.is_needless() => Err(refusal),
-            _ => Ok(()),
-        }
+            .send("register VA space", uvm::REGISTER_GPU_VASPACE, &mut packet)?;
+        stages.push(Undo::UnregisterVaspace(self.uuid));
+        self.context
+            .admit(&self.link, (self.id, self.open), self.uuid, stages)
     }
 
     /// Maps a part of a memory object for the CPU, through a file of the node that has it. Gives
@@ -336,23 +265,19 @@ impl Device {
         stages: &mut Stages,
     ) -> Result<(Window, u64), Refusal> {
         if node != Node::Control {
-            self.link(carrier)?;
+            self.speak_for(carrier)?;
         }
         let object = (self.device, memory);
-        let cookie = self.client.attach(object, carrier, part)?;
-        stages.push(Undo::Detach { memory, cookie });
+        let cookie = self.link.client.attach(object, carrier, part)?;
+        let device = self.device;
+        stages.push(Undo::Detach {
+            device,
+            memory,
+            cookie,
+        });
         let window = self.door().mmap(carrier, part.1);
         let window = window.map_err(|errno| Refusal::system("cpu map", errno))?;
         Ok((window, cookie))
-    }
-
-    /// Creates a range of addresses to map into.
-    pub(crate) fn reserve(&self, span: Span) -> Result<(), Refusal> {
-        let mut packet = uvm::Range::new_zeroed();
-        packet.base = span.start();
-        packet.length = span.len();
-        self.uvm
-            .send("reserve range", uvm::CREATE_EXTERNAL_RANGE, &mut packet)
     }
 
     /// Maps memory from `offset` on into a range.
@@ -372,28 +297,25 @@ impl Device {
             Access::Read => uvm::access::READ_ONLY,
             Access::Write => uvm::access::READ_WRITE_ATOMIC,
         };
-        packet.rm_ctrl_fd = self.client.control.0;
-        packet.client = self.client.root;
+        packet.rm_ctrl_fd = self.link.client.control.0;
+        packet.client = self.link.client.root;
         packet.memory = memory;
-        self.uvm
+        self.link
+            .uvm
             .send("gpu map", uvm::MAP_EXTERNAL_ALLOCATION, &mut packet)
     }
 
     /// Removes the mappings in a span.
     pub(crate) fn unmap_gpu(&self, span: Span) -> Result<(), Refusal> {
-        let mut packet = uvm::UnmapExternal::new_zeroed();
-        packet.base = span.start();
-        packet.length = span.len();
-        packet.uuid = self.uuid;
-        self.uvm.send("gpu unmap", uvm::UNMAP_EXTERNAL, &mut packet)
+        unmap_gpu(&self.link, self.uuid, span)
     }
 
     /// Host memory of the driver's, mapped for GPU and CPU at addresses that channels reach.
     pub(crate) fn block(&self, len: u64, stages: &mut Stages) -> Result<Block, Refusal> {
         use class::mem;
-        let span = self.vacancy(len, stages)?;
+        let span = self.context.vacancy(len, stages)?;
         let mut params = class::MemoryAlloc::new_zeroed();
-        params.owner = self.client.root;
+        params.owner = self.link.client.root;
         params.kind = mem::TYPE_NOTIFIER;
         params.flags = mem::IGNORE_BANK_PLACEMENT | mem::ALIGNMENT_FORCE | mem::MAP_NOT_REQUIRED;
         params.attr = mem::ATTR_LOCATION_PCI << mem::ATTR_LOCATION_SHIFT
@@ -409,88 +331,52 @@ impl Device {
         };
         let memory = self.alloc(site, &mut params, stages)?;
         let (window, _) = self.map_cpu(memory, Node::Control, (0, len), stages)?;
-        self.reserve(span)?;
+        self.context.lock().reserve(&self.link, span)?;
         stages.push(Undo::ReleaseRange(span));
         self.map_gpu(span, (memory, 0), Access::Write)?;
-        stages.push(Undo::UnmapGpu(span));
+        stages.push(Undo::UnmapGpu(self.uuid, span));
         let va = span.start();
         Ok(Block { memory, window, va })
     }
 
-    fn own(&self) -> MutexGuard<'_, RangeAllocator> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Addresses in the back end's own zone.
-    pub(crate) fn vacancy(&self, len: u64, stages: &mut Stages) -> Result<Span, Refusal> {
-        let request = RangeRequest::new(len).align(2 << 20).mode(Mode::Low);
-        let span = self.own().insert(&request).map_err(|_| {
-            // Addresses are memory like any other: running out of them is what the caller learns.
-            Refusal::system("reserve own addresses", rustix::io::Errno::NOMEM)
-        })?;
-        stages.push(Undo::Vacate(span.start()));
-        Ok(span)
-    }
-
     /// A value of the framebuffer's, in bytes.
     pub(crate) fn memory_info(&self, index: u32) -> Result<u64, Refusal> {
-        let mut params = vec![0; ctrl::fb_info_size(self.client.abi)];
+        let mut params = vec![0; ctrl::fb_info_size(self.link.client.abi)];
         params[..4].copy_from_slice(&1_u32.to_le_bytes());
         params[4..8].copy_from_slice(&index.to_le_bytes());
         let to = (self.subdevice, ctrl::FB_GET_INFO_V2);
-        self.client
+        self.link
+            .client
             .control("ask for memory sizes", to, &mut params, None)?;
         let kib = u32::from_le_bytes(*params[8..].first_chunk().expect("an entry has 8 bytes"));
         Ok(u64::from(kib) << 10)
     }
 
-    fn undo(&self, stage: Undo) -> Result<(), Refusal> {
-        match stage {
-            Undo::Close(fd) => {
-                self.door().close(fd);
-                Ok(())
-            }
-            Undo::Free(handle) => self.client.free(handle),
-            Undo::Detach { memory, cookie } => self.client.detach((self.device, memory), cookie),
-            Undo::UnregisterGpu => self.unregister("unregister GPU", uvm::UNREGISTER_GPU),
-            Undo::UnregisterVaspace => {
-                self.unregister("unregister VA space", uvm::UNREGISTER_GPU_VASPACE)
-            }
-            Undo::UnregisterChannel(channel) => self.uvm.unregister_channel(&UnregisterChannel {
-                uuid: self.uuid,
-                client: self.client.root,
-                channel,
-                status: 0,
-            }),
-            Undo::ReleaseRange(span) => self.uvm.free(span.start(), span.len()),
-            Undo::UnmapGpu(span) => self.unmap_gpu(span),
-            Undo::Vacate(start) => {
-                let span = self.own().remove(start);
-                span.expect("a stage is undone once");
-                Ok(())
-            }
-        }
-    }
-
-    fn unregister(&self, stage: &'static str, command: u32) -> Result<(), Refusal> {
-        let mut packet = uvm::UnregisterGpu::new_zeroed();
-        packet.uuid = self.uuid;
-        self.uvm.send(stage, command, &mut packet)
-    }
-
-    /// Undoes stages in reverse, up to the first that the driver refuses: that one and those
-    /// below it stay, since what they hold may still be in use.
+    /// Undoes stages in reverse, up to the first that the driver refuses.
     pub(crate) fn unwind(&self, stages: &mut Stages) -> Result<(), Refusal> {
-        while let Some(&stage) = stages.last() {
-            self.undo(stage)?;
-            stages.pop();
-        }
-        Ok(())
+        self.context.lock().unwind(&self.link, stages)
     }
 
     /// Undoes all stages in reverse, whatever is refused on the way; what was.
-    pub(crate) fn unwind_all(&self, stages: Stages) -> Vec<Refusal> {
-        let undone = stages.into_iter().rev().map(|stage| self.undo(stage));
-        undone.filter_map(Result::err).collect()
+    pub(crate) fn undo_all(&self, stages: Stages) -> Vec<(Undo, Refusal)> {
+        self.context.lock().undo_all(&self.link, stages)
+    }
+
+    /// Of what a close could not undo, what outlives it: unregistering the GPU takes its VA space
+    /// and its peers along, and freeing the device's object all below it.
+    pub(crate) fn lasting(&self, refused: &[(Undo, Refusal)]) -> Stages {
+        let lasts = |stage: &Undo| match *stage {
+            Undo::Free(handle) => handle == self.device,
+            Undo::UnregisterGpu(..) | Undo::ReleaseRange(_) => true,
+            Undo::Close(_)
+            | Undo::Detach { .. }
+            | Undo::UnregisterVaspace(_)
+            | Undo::Part(_)
+            | Undo::UnregisterChannel(..)
+            | Undo::UnmapGpu(..)
+            | Undo::Vacate(_) => false,
+        };
+        let stages = refused.iter().rev().map(|&(stage, _)| stage);
+        stages.filter(lasts).collect()
     }
 }

@@ -9,7 +9,8 @@ use vrampager_nv_abi::ctrl;
 use vrampager_nv_abi::escape::CardInfo;
 
 use crate::config::{Config, Machine};
-use crate::device::{self, Device, Stages};
+use crate::context::{Context, Link, Stages};
+use crate::device::{self, Device};
 use crate::door::Door;
 use crate::plane::{Hold, Plane, Planes, PlanesError};
 use crate::real::RealNodes;
@@ -19,10 +20,11 @@ use crate::zones::zones;
 
 /// The GPUs behind one driver, real or simulated: the discovery contract.
 ///
-/// It is all the state there is: two of them know nothing of one another.
+/// It is all the state there is: two of them know nothing of one another. The devices of one
+/// reach memory of each other, as far as the hardware connects them.
 #[derive(Debug)]
 pub struct Nv {
-    door: Arc<dyn Door>,
+    context: Arc<Context>,
     simulated: Option<Arc<SimNodes>>,
     /// Minor numbers that may be seen.
     visible: Option<Vec<u32>>,
@@ -63,7 +65,7 @@ impl Nv {
             }
         };
         Ok(Arc::new(Self {
-            door,
+            context: Arc::new(Context::new(door)),
             simulated,
             visible: config.visible,
             slots: Mutex::default(),
@@ -93,53 +95,59 @@ impl Nv {
 
     /// The cards that may be seen, in order of their minor numbers.
     fn cards(&self) -> Result<Vec<CardInfo>, HalError> {
-        let mut cards = device::cards(&*self.door)?;
+        let mut cards = device::cards(&*self.context.door)?;
         if let Some(visible) = &self.visible {
             cards.retain(|card| visible.contains(&card.minor));
         }
         Ok(cards)
     }
 
-    /// Asks a closed device what it is.
+    /// Asks a device what it is, open or not, as a client of its own.
     fn describe(&self, id: DeviceId, card: &CardInfo) -> Result<DeviceInfo, HalError> {
-        let (mut device, mut stages) = (Device::closed(&self.door), Stages::new());
-        let asked = device.attach(card, &mut stages);
-        let asked = asked.and_then(|()| info(&device, id, card));
+        let link = Link::closed(&self.context.door);
+        let mut device = Device::closed(&self.context, link, (id, 0));
+        let mut stages = Stages::new();
+        let asked = device.link.make_client(&mut stages);
+        let asked = asked.and_then(|()| device.attach(card, &mut stages));
+        let asked = asked.and_then(|()| info(&device, card));
         // Closing the files takes along whatever the driver does not let go by itself.
-        drop(device.unwind_all(stages));
+        drop(device.undo_all(stages));
         asked
     }
 
     fn start(&self, id: DeviceId, card: &CardInfo, slot: &Arc<Slot>) -> Result<Session, HalError> {
-        let (mut device, mut stages) = (Device::closed(&self.door), Stages::new());
+        let (link, open) = self.context.join()?;
+        let mut device = Device::closed(&self.context, link, (id, open));
+        let mut stages = Stages::new();
         let up = device.attach(card, &mut stages);
         let up = up.and_then(|()| device.bring_up(&mut stages));
-        let up = up.and_then(|timelines| Ok((timelines, info(&device, id, card)?)));
+        let up = up.and_then(|timelines| Ok((timelines, info(&device, card)?)));
         match up {
             Ok((timelines, info)) => {
                 let slot = Arc::clone(slot);
                 Ok(Session::new(device, stages, timelines, (info, slot)))
             }
             Err(error) => {
-                // The first error is the one to report; closing the files takes the rest.
-                drop(device.unwind_all(stages));
+                // The first error is the one to report.
+                let refused = device.undo_all(stages);
+                drop(self.context.leave(device.lasting(&refused)));
                 Err(error)
             }
         }
     }
 }
 
-fn info(device: &Device, id: DeviceId, card: &CardInfo) -> Result<DeviceInfo, HalError> {
+fn info(device: &Device, card: &CardInfo) -> Result<DeviceInfo, HalError> {
     let (domain, bus, slot) = (card.domain, card.bus, card.slot);
     Ok(DeviceInfo {
-        id,
+        id: device.id,
         name: format!(
             "NVIDIA {:04x} at {domain:04x}:{bus:02x}:{slot:02x}",
             card.device_id
         ),
         vram_bytes: device.memory_info(ctrl::fb::HEAP_SIZE)?,
         aperture_bytes: device.memory_info(ctrl::fb::BAR1_SIZE)?,
-        zones: zones(),
+        zones: zones(card.minor)?,
     })
 }
 
@@ -161,6 +169,7 @@ impl Discovery for Nv {
         match self.start(id, card, &slot) {
             Ok(session) => {
                 let session = Arc::new(session);
+                self.context.publish(id, &session);
                 Ok(Gpu {
                     info: session.info().clone(),
                     memory: Arc::clone(&session) as Arc<dyn Memory>,

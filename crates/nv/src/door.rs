@@ -1,8 +1,10 @@
 //! The driver's front door: device nodes, whoever is behind them.
 
 use std::fmt::Debug;
+use std::mem::offset_of;
 
 use rustix::io::Errno;
+use vrampager_nv_abi::escape::RmAllocMemory;
 use vrampager_nv_driver::Node;
 
 use crate::pages::Window;
@@ -51,6 +53,12 @@ pub(crate) trait Door: Send + Sync + Debug {
         packet: &mut [u8],
         parts: &mut [Part<'_>],
     ) -> Result<(), Errno>;
+
+    /// Sends the packet that pins pages, with their address in it.
+    fn pin(&self, fd: Fd, request: u32, packet: &mut [u8], pages: &Window) -> Result<(), Errno> {
+        put_address(packet, offset_of!(RmAllocMemory, memory), pages.expose());
+        self.ioctl(fd, request, packet, &mut [])
+    }
 
     /// Maps what a file shows, all `len` bytes of it.
     fn mmap(&self, fd: Fd, len: u64) -> Result<Window, Errno>;

@@ -43,6 +43,11 @@ impl Refusal {
         )
     }
 
+    /// Whether the packet says that the hardware cannot.
+    pub(crate) fn is_unsupported(self) -> bool {
+        self.level == Level::Packet(Status::NOT_SUPPORTED)
+    }
+
     /// Whether the packet says that there was nothing to do.
     pub(crate) fn is_needless(self) -> bool {
         self.level == Level::Packet(Status::WARN_NOTHING_TO_DO)

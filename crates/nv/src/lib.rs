@@ -4,9 +4,11 @@
 //! top of the nodes is the same code for the driver of the machine and for the simulated one of
 //! [`vrampager_nv_driver`]; only opening, requests and mappings differ.
 //!
-//! Each open device is a client of its own: control file, object tree, unified memory file. So
-//! devices share no addresses and no fate, and closing one takes nothing from another. All state
-//! belongs to [`Nv`] and the devices opened through it.
+//! The devices of one [`Nv`] are one client with one VA space of unified memory, made with the
+//! first open and taken down with the last close. So they reach memory of one another, and an
+//! address means the same to all; each has objects, channels and address zones of its own, and
+//! closing one takes nothing from another but what it shared. All state belongs to [`Nv`] and the
+//! devices opened through it.
 //!
 //! * Every request is checked at both levels, the system call and the packet's status.
 //! * What takes several requests pushes the way back of each; a failure undoes them in reverse.
@@ -29,6 +31,7 @@
 mod books;
 mod channel;
 mod config;
+mod context;
 mod device;
 mod discovery;
 mod door;

@@ -12,18 +12,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
-use vrampager_hal::{CpuMapId, CpuMapping};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use vrampager_hal::{CpuMapId, CpuMapping, HostRange};
 
 use crate::node::NodeFile;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// A mapping of this process, unmapped on drop.
+/// A mapping of this process, unmapped on drop unless it was lent.
 #[derive(Debug)]
 struct Pages {
     base: NonNull<u8>,
     len: usize,
+    /// Whose memory it is, if not ours.
+    lender: Option<HostRange>,
 }
 
 // SAFETY: the mapping belongs to the process and not to a thread; it is reached only through
@@ -34,6 +36,9 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.lender.is_some() {
+            return;
+        }
         // SAFETY: the mapping is owned, and every window onto it keeps it alive.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         // It fails only where the process is at its limit of mappings and would have to split one.
@@ -65,20 +70,30 @@ impl Window {
         Self::adopt(file.map(len, 0)?.as_ptr().cast(), len)
     }
 
-    /// A second mapping of the shared pages at `address`, which outlives the first one as pinned
-    /// pages do. The address is one that [`Self::expose`] gave.
-    pub(crate) fn alias(address: u64, len: u64) -> Result<Self, Errno> {
-        let len = to_usize(len)?;
-        let start: *mut c_void = ptr::with_exposed_provenance_mut(to_usize(address)?);
-        // SAFETY: an old size of zero leaves the mapping alone and makes a second one of the same
-        // shared pages where the kernel chooses; for anything else the call fails.
-        let base = unsafe { mremap(start, 0, len, MremapFlags::MAYMOVE) }?;
-        Self::adopt(base, len)
+    /// Memory of somebody else, kept as long as the window.
+    pub(crate) fn lent(host: &HostRange) -> Self {
+        let len = usize::try_from(host.len()).expect("checked when it was named");
+        let pages = Arc::new(Pages {
+            base: host.base(),
+            len,
+            lender: Some(host.clone()),
+        });
+        Self {
+            pages,
+            offset: 0,
+            len,
+        }
+    }
+
+    /// Whether the window is all of that memory.
+    pub(crate) fn shows(&self, host: &HostRange) -> bool {
+        self.at(0, 0) == host.base() && self.len as u64 == host.len()
     }
 
     fn adopt(base: *mut c_void, len: usize) -> Result<Self, Errno> {
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        let pages = Arc::new(Pages { base, len });
+        let lender = None;
+        let pages = Arc::new(Pages { base, len, lender });
         Ok(Self {
             pages,
             offset: 0,
@@ -98,6 +113,10 @@ impl Window {
             offset: self.offset + index(offset),
             len: index(len),
         }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len as u64
     }
 
     /// Its address, for a driver to reach the pages by.
@@ -120,8 +139,8 @@ impl Window {
             self.len
         );
         let offset = self.offset + usize::try_from(offset).expect("checked to be inside");
-        // SAFETY: windows lie inside their mapping, which is one allocation, and the offset is at
-        // most the window's end.
+        // SAFETY: windows lie inside their mapping, which is one allocation or one range that its
+        // lender answers for, and the offset is at most the window's end.
         unsafe { self.pages.base.add(offset) }
     }
 
@@ -222,17 +241,6 @@ fn to_usize(len: u64) -> Result<usize, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_alias_outlives_the_pages_it_was_made_from() {
-        let pages = Window::anonymous(8192).unwrap();
-        pages.write(4096, b"pinned");
-        let alias = Window::alias(pages.expose(), 8192).unwrap();
-        drop(pages);
-        let mut seen = [0; 6];
-        alias.read(4096, &mut seen);
-        assert_eq!(&seen, b"pinned");
-    }
 
     #[test]
     #[should_panic(expected = "leaves a window")]

@@ -89,9 +89,19 @@ fn send<P: Packet>(
     parts: &mut [Part<'_>],
 ) -> Result<(), Refusal> {
     let mut bytes = packet.as_bytes().to_vec();
-    door.ioctl(fd, escape::request(P::NR, bytes.len()), &mut bytes, parts)
-        .map_err(|errno| Refusal::system(stage, errno))?;
-    *packet = P::read_from_bytes(&bytes).expect("as long as it was sent");
+    let sent = door.ioctl(fd, escape::request(P::NR, bytes.len()), &mut bytes, parts);
+    received(packet, stage, sent, &bytes)
+}
+
+/// Takes a packet back in, with both levels of refusal checked.
+fn received<P: Packet>(
+    packet: &mut P,
+    stage: &'static str,
+    sent: Result<(), Errno>,
+    bytes: &[u8],
+) -> Result<(), Refusal> {
+    sent.map_err(|errno| Refusal::system(stage, errno))?;
+    *packet = P::read_from_bytes(bytes).expect("as long as it was sent");
     Refusal::check(stage, packet.status())
 }
 
@@ -167,10 +177,12 @@ impl Client {
         packet.flags = os02::MAPPING_NO_MAP << os02::MAPPING_SHIFT
             | os02::COHERENCY_CACHED << os02::COHERENCY_SHIFT
             | os02::PHYSICALITY_NONCONTIGUOUS;
-        packet.memory = pages.expose();
         packet.limit = len - 1;
         packet.fd = -1;
-        send(&*self.door, ("pin host memory", gpu), &mut packet, &mut [])
+        let mut bytes = packet.as_bytes().to_vec();
+        let request = escape::request(RmAllocMemory::NR, bytes.len());
+        let sent = self.door.pin(gpu, request, &mut bytes, pages);
+        received(&mut packet, "pin host memory", sent, &bytes)
     }
 
     /// Attaches a part of a memory object to a file opened for it, to be mapped: the driver

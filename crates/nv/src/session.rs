@@ -6,19 +6,21 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use vrampager_addr::{PAGE, PAGE_SIZE, Span};
 use vrampager_hal::{
-    ChannelId, ChannelKind, Counters, CpuMapId, CpuMapping, DeviceInfo, DeviceLossCause, Fault,
-    Fence, GpuMap, HalError, Heap, MemId, Memory, Op, Queue, Release, TimelineId,
+    ChannelId, ChannelKind, Counters, CpuMapId, CpuMapping, DeviceId, DeviceInfo, DeviceLossCause,
+    Fault, Fence, GpuMap, HalError, Heap, HostRange, MemId, Memory, Op, Queue, Release, TimelineId,
 };
 use vrampager_nv_abi::{Handle, class, ctrl};
 use vrampager_nv_driver::Node;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::books::{Books, CpuMap, Object};
+use crate::books::{Books, CpuMap, Physical};
 use crate::channel;
-use crate::device::{Device, Stages, Undo};
+use crate::context::{Shared, Stages, Undo};
+use crate::device::Device;
 use crate::discovery::Slot;
 use crate::door::Progress;
 use crate::error::Refusal;
+use crate::pages::Window;
 use crate::rm::Site;
 use crate::timeline::Timelines;
 
@@ -88,11 +90,19 @@ impl Session {
     /// The same for a call that takes something: rid of what an earlier one could not undo.
     fn taking(&self) -> Result<MutexGuard<'_, State>, HalError> {
         let mut state = self.open()?;
+        let mut shared = self.shared();
+        shared.retry(&self.device.link);
         state.books.quarantine.retain_mut(|stages| {
             // What is refused again waits for the next call.
-            self.device.unwind(stages).is_err()
+            shared.unwind(&self.device.link, stages).is_err()
         });
+        drop(shared);
         Ok(state)
+    }
+
+    /// What this device shares with others; locked behind its own state.
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.device.context.lock()
     }
 
     /// Undoes the stages of a call that failed; what the driver will not undo is quarantined.
@@ -112,7 +122,7 @@ impl Session {
     fn new_vram(&self, size: u64) -> Result<Handle, Refusal> {
         use class::mem;
         let mut params = class::MemoryAlloc::new_zeroed();
-        params.owner = self.device.client.root;
+        params.owner = self.device.link.client.root;
         params.kind = mem::TYPE_IMAGE;
         params.flags = mem::IGNORE_BANK_PLACEMENT
             | mem::ALIGNMENT_FORCE
@@ -132,10 +142,10 @@ impl Session {
             parent: self.device.device,
             class: class::NV01_MEMORY_LOCAL_USER,
         };
-        self.device.client.alloc(site, params.as_mut_bytes())
+        self.device.link.client.alloc(site, params.as_mut_bytes())
     }
 
-    fn vram_object(&self, size: u64) -> Result<Object, HalError> {
+    fn vram(&self, size: u64) -> Result<Physical, HalError> {
         let made = self.new_vram(size).map_err(|refusal| {
             let free = if refusal.is_no_memory() {
                 // Only a number for the report: none is as good as none left.
@@ -145,32 +155,53 @@ impl Session {
             };
             refusal.at(Heap::Vram, size, free)
         });
-        Ok(Object {
+        Ok(Physical {
             size,
             handle: made?,
             pages: None,
+            home: self.home(),
+            imported: false,
         })
     }
 
-    fn host_object(&self, books: &mut Books, size: u64) -> Result<Object, HalError> {
-        let full = |refusal: Refusal| refusal.at(Heap::Host, size, 0);
-        let pages = crate::pages::Window::anonymous(size)
-            .map_err(|errno| full(Refusal::system("map host pages", errno)))?;
-        let handle = books.pins.take();
-        let names = (self.device.device, handle);
-        let pinned = self
-            .device
-            .client
-            .pin(self.device.node, names, &pages, size);
-        pinned.map_err(|refusal| {
-            books.pins.put(handle);
-            full(refusal)
-        })?;
-        Ok(Object {
+    fn home(&self) -> (DeviceId, u64) {
+        (self.device.id, self.device.open)
+    }
+
+    /// Pins pages, whoever has them.
+    fn pin(&self, shared: &mut Shared, pages: Window, imported: bool) -> Result<Physical, Refusal> {
+        let (device, size) = (&self.device, pages.len());
+        let handle = shared.pins.take();
+        let names = (device.device, handle);
+        let pinned = device.link.client.pin(device.node, names, &pages, size);
+        pinned.inspect_err(|_| shared.pins.put(handle))?;
+        Ok(Physical {
             size,
             handle,
             pages: Some(pages),
+            home: self.home(),
+            imported,
         })
+    }
+
+    fn host(&self, size: u64) -> Result<Physical, HalError> {
+        let full = |refusal: Refusal| refusal.at(Heap::Host, size, 0);
+        let pages = Window::anonymous(size)
+            .map_err(|errno| full(Refusal::system("map host pages", errno)))?;
+        self.pin(&mut self.shared(), pages, false).map_err(full)
+    }
+
+    /// The memory behind an object, for another device to show.
+    pub(crate) fn show(&self, mem: MemId) -> Result<Arc<Physical>, HalError> {
+        Ok(Arc::clone(&self.open()?.books.object(mem).physical))
+    }
+
+    /// Lets go of memory, which is freed if nobody else shows it.
+    fn let_go(&self, physical: Arc<Physical>) -> Result<(), Refusal> {
+        let mut shared = self.shared();
+        let freed = shared.free_last(&self.device.link, &physical);
+        drop(physical);
+        freed
     }
 
     fn window(
@@ -220,13 +251,13 @@ impl Drop for Session {
 impl Memory for Session {
     fn reserve_va(&self, span: Span) -> Result<(), HalError> {
         let mut state = self.taking()?;
-        let zones = &self.info.zones;
+        let mut zones = self.info.zones.iter().map(|zone| zone.span);
         assert!(
-            zones.iter().any(|zone| zone.span.covers(span)),
-            "{span} lies in no zone"
+            zones.all(|zone| zone.covers(span) || !zone.overlaps(span)),
+            "{span} leaves a zone"
         );
         state.books.check_unreserved(span);
-        self.device.reserve(span)?;
+        self.shared().reserve(&self.device.link, span)?;
         state.books.ranges.insert(span.start(), span);
         Ok(())
     }
@@ -237,14 +268,47 @@ impl Memory for Session {
             "{size} is no size of an object"
         );
         let mut state = self.taking()?;
-        let books = &mut state.books;
-        let object = match heap {
-            Heap::Vram => self.vram_object(size)?,
-            Heap::Host => self.host_object(books, size)?,
+        let physical = match heap {
+            Heap::Vram => self.vram(size)?,
+            Heap::Host => self.host(size)?,
         };
-        let id = MemId(books.number());
-        books.objects.insert(id, object);
-        Ok(id)
+        Ok(state.books.add(Arc::new(physical), None))
+    }
+
+    fn import(&self, host: &HostRange) -> Result<MemId, HalError> {
+        let mut state = self.taking()?;
+        let mut shared = self.shared();
+        let physical = if let Some(known) = shared.imported(host) {
+            known
+        } else {
+            let pinned = self.pin(&mut shared, Window::lent(host), true);
+            let pinned = pinned.map_err(|refusal| refusal.at(Heap::Host, host.len(), 0))?;
+            let physical = Arc::new(pinned);
+            shared.remember_import(&physical);
+            physical
+        };
+        Ok(state.books.add(physical, Some(host.clone())))
+    }
+
+    fn share(&self, from: DeviceId, mem: MemId) -> Result<MemId, HalError> {
+        drop(self.taking()?);
+        // One device is locked at a time: two of them may share with each other.
+        let source = self.device.context.session(from);
+        let source = source.ok_or(HalError::NoDevice(from))?;
+        let physical = source.show(mem).map_err(|_| HalError::NoDevice(from))?;
+        let (id, (owner, _)) = (self.device.id, physical.home);
+        let reached = physical.pages.is_some() || self.shared().reaches(id, owner);
+        let state = self.open().and_then(|state| match reached {
+            true => Ok(state),
+            false => Err(HalError::Unsupported("peer access between these devices")),
+        });
+        match state {
+            Ok(mut state) => Ok(state.books.add(physical, None)),
+            Err(error) => {
+                self.let_go(physical)?;
+                Err(error)
+            }
+        }
     }
 
     fn map_cpu(&self, mem: MemId, offset: u64, len: u64) -> Result<CpuMapping, HalError> {
@@ -254,16 +318,20 @@ impl Memory for Session {
         );
         let mut state = self.taking()?;
         let books = &mut state.books;
-        let object = books.object(mem);
-        let map = match &object.pages {
+        let physical = Arc::clone(&books.object(mem).physical);
+        let map = match &physical.pages {
             Some(pages) => CpuMap {
                 window: Some(pages.part(offset, len)),
                 aperture: 0,
                 stages: Stages::new(),
             },
+            None if physical.home == self.home() => {
+                self.window(books, physical.handle, (offset, len))?
+            }
             None => {
-                let handle = object.handle;
-                self.window(books, handle, (offset, len))?
+                return Err(HalError::Unsupported(
+                    "a CPU mapping of another device's VRAM",
+                ));
             }
         };
         let id = CpuMapId(books.number());
@@ -276,10 +344,15 @@ impl Memory for Session {
         let mut state = self.taking()?;
         let span = Span::new(map.va.0, map.len).expect("a mapping stays inside its range");
         state.books.check_mappable(span);
-        let handle = state.books.object(map.mem).handle;
+        let physical = &state.books.object(map.mem).physical;
+        let (shared, (owner, _)) = (self.shared(), physical.home);
+        if !shared.has(physical) {
+            return Err(HalError::NoDevice(owner));
+        }
         self.device
-            .map_gpu(span, (handle, map.offset), map.access)
+            .map_gpu(span, (physical.handle, map.offset), map.access)
             .map_err(|refusal| refusal.at(Heap::Vram, PAGE_SIZE, 0))?;
+        drop(shared);
         state.books.gpu_maps.insert(span.start(), span);
         Ok(())
     }
@@ -416,10 +489,12 @@ impl Release for Session {
         let Some(mut state) = self.holding() else {
             return Ok(());
         };
-        let handle = state.books.object(mem).handle;
-        self.device.client.free(handle)?;
-        state.books.objects.remove(&mem);
-        state.books.pins.put(handle);
+        let mut shared = self.shared();
+        let physical = &state.books.object(mem).physical;
+        shared.free_last(&self.device.link, physical)?;
+        // Before anybody else counts who shows the memory.
+        let object = state.books.objects.remove(&mem);
+        drop(object);
         Ok(())
     }
 
@@ -428,7 +503,7 @@ impl Release for Session {
             return Ok(());
         };
         state.books.check_releasable(span);
-        self.device.uvm.free(span.start(), span.len())?;
+        self.shared().release_range(&self.device.link, span)?;
         state.books.ranges.remove(&span.start());
         Ok(())
     }
@@ -466,37 +541,40 @@ impl Release for Session {
         let left = state.books.counters(timelines.count());
         let books = std::mem::take(&mut state.books);
         let mut refused = self.give_up(books);
-        refused.extend(self.device.unwind_all(std::mem::take(&mut state.stages)));
+        refused.extend(self.device.undo_all(std::mem::take(&mut state.stages)));
+        let below = self.device.context.leave(self.device.lasting(&refused));
+        let refused = refused.into_iter().map(|(_, refusal)| refusal);
         self.slot
-            .closed(refused.into_iter().map(HalError::from).collect());
+            .closed(refused.chain(below).map(HalError::from).collect());
         left
     }
 }
 
 impl Session {
     /// Drops what was never released: work first, then mappings, then what they show.
-    fn give_up(&self, books: Books) -> Vec<Refusal> {
+    fn give_up(&self, books: Books) -> Vec<(Undo, Refusal)> {
         let device = &self.device;
         let mut refused = Vec::new();
         for stages in books.quarantine {
-            refused.extend(device.unwind_all(stages));
+            refused.extend(device.undo_all(stages));
         }
         for channel in books.channels.into_values() {
-            refused.extend(device.unwind_all(channel.stages));
+            refused.extend(device.undo_all(channel.stages));
         }
         for map in books.cpu_maps.into_values() {
             drop(map.window);
-            refused.extend(device.unwind_all(map.stages));
+            refused.extend(device.undo_all(map.stages));
         }
-        let unmap = books.gpu_maps.into_values().map(Undo::UnmapGpu);
+        let unmap = |span| Undo::UnmapGpu(device.uuid, span);
+        let unmap = books.gpu_maps.into_values().map(unmap);
         let release = books.ranges.into_values().map(Undo::ReleaseRange);
-        let free = books
-            .objects
-            .into_values()
-            .map(|object| Undo::Free(object.handle));
         // Undone in reverse.
-        let stages = free.chain(release).chain(unmap).collect();
-        refused.extend(device.unwind_all(stages));
+        refused.extend(device.undo_all(release.chain(unmap).collect()));
+        for object in books.objects.into_values() {
+            let handle = object.physical.handle;
+            let freed = self.let_go(object.physical);
+            refused.extend(freed.err().map(|refusal| (Undo::Free(handle), refusal)));
+        }
         refused
     }
 }

@@ -4,11 +4,12 @@
 //! history of calls determines what they do.
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
-use vrampager_nv_abi::escape;
+use vrampager_nv_abi::escape::{self, RmAllocMemory};
 use vrampager_nv_driver::{
     Config, Counted, Driver, Failure, FileId, Injection, Kind, Live, Node, Place, Process, Store,
     StoreError, StoreId,
@@ -115,6 +116,24 @@ impl Machine {
     fn file(&self, fd: Fd) -> Result<FileId, Errno> {
         self.files.get(&fd).copied().ok_or(Errno::BADF)
     }
+
+    fn send(
+        &mut self,
+        fd: Fd,
+        request: u32,
+        packet: &mut [u8],
+        parts: &mut [Part<'_>],
+    ) -> Result<(), Errno> {
+        let file = self.file(fd)?;
+        match self.count() {
+            None => {}
+            Some(Failure::Errno(errno)) => return Err(of_driver(errno)),
+            Some(failure) => self.driver.inject(of_request(request, failure)),
+        }
+        let mut caller = Caller::new(&self.files, packet, parts);
+        let done = self.driver.ioctl(&mut caller, file, request, packet);
+        done.map(drop).map_err(of_driver)
+    }
 }
 
 fn of_driver(errno: vrampager_nv_driver::Errno) -> Errno {
@@ -161,17 +180,16 @@ impl Door for SimNodes {
         packet: &mut [u8],
         parts: &mut [Part<'_>],
     ) -> Result<(), Errno> {
+        self.lock().send(fd, request, packet, parts)
+    }
+
+    fn pin(&self, fd: Fd, request: u32, packet: &mut [u8], pages: &Window) -> Result<(), Errno> {
+        put_address(packet, offset_of!(RmAllocMemory, memory), pages.expose());
         let mut machine = self.lock();
-        let file = machine.file(fd)?;
-        match machine.count() {
-            None => {}
-            Some(Failure::Errno(errno)) => return Err(of_driver(errno)),
-            Some(failure) => machine.driver.inject(of_request(request, failure)),
-        }
-        let Machine { driver, files, .. } = &mut *machine;
-        let mut caller = Caller::new(files, packet, parts);
-        let done = driver.ioctl(&mut caller, file, request, packet);
-        done.map(drop).map_err(of_driver)
+        machine.driver.store_mut().lent = Some(pages.clone());
+        let sent = machine.send(fd, request, packet, &mut []);
+        machine.driver.store_mut().lent = None;
+        sent
     }
 
     fn mmap(&self, fd: Fd, len: u64) -> Result<Window, Errno> {
@@ -254,6 +272,8 @@ impl Process for Caller<'_, '_> {
 struct PageStore {
     pieces: BTreeMap<StoreId, Window>,
     next: u64,
+    /// The pages that the present request may take: a pin keeps them, whoever lets go of them.
+    lent: Option<Window>,
 }
 
 impl PageStore {
@@ -277,10 +297,11 @@ impl Store for PageStore {
     }
 
     fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError> {
-        let window = Window::alias(address, bytes).map_err(|errno| match errno {
-            Errno::NOMEM => StoreError::Exhausted,
-            _ => StoreError::BadAddress,
-        })?;
+        let lent = self
+            .lent
+            .take()
+            .filter(|pages| pages.expose() == address && pages.len() >= bytes);
+        let window = lent.ok_or(StoreError::BadAddress)?.part(0, bytes);
         Ok(self.add(window))
     }
 

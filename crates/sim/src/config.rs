@@ -116,7 +116,7 @@ pub enum ConfigError {
 const KEYS: &str = "vram, bar, host, gpus, mode, seed, ring, fault";
 const FAULTS: &str = "CALL:N, copy:N:BYTES or lose:N with N from 1 on, where CALL is open, \
      reserve-va, create, map-cpu, map-gpu, create-timeline, create-channel, submit, unmap-gpu, \
-     unmap-cpu, destroy, release-va, destroy-channel or destroy-timeline";
+     unmap-cpu, destroy, release-va, destroy-channel, destroy-timeline, import or share";
 const DEVICE_SIZE: &str = "a size from 4K to 1T in whole pages of 4K, such as 256M";
 const HOST_SIZE: &str = "a size from 4K to 16T in whole pages of 4K, such as 64G";
 

@@ -7,8 +7,8 @@ use thiserror::Error;
 use vrampager_addr::{PAGE, Span};
 use vrampager_hal::{
     ChannelId, ChannelKind, Counters, CpuMapId, CpuMapping, DeviceId, DeviceInfo, DeviceLossCause,
-    Discovery, Fault, Fence, Gpu, GpuMap, HalError, Heap, MemId, Memory, Op, Queue, Release,
-    TimelineId,
+    Discovery, Fault, Fence, Gpu, GpuMap, HalError, Heap, HostRange, MemId, Memory, Op, Queue,
+    Release, TimelineId,
 };
 
 use crate::config::ConfigError;
@@ -23,7 +23,7 @@ use crate::{Mode, SimConfig};
 /// A host with simulated devices: the discovery contract.
 #[derive(Debug)]
 pub struct Simulator {
-    devices: Vec<SimDevice>,
+    devices: Arc<[SimDevice]>,
 }
 
 /// Why there is no simulator.
@@ -51,8 +51,12 @@ impl Simulator {
     /// The back door to a device, open or not.
     #[must_use]
     pub fn device(&self, id: DeviceId) -> Option<&SimDevice> {
-        self.devices.get(usize::try_from(id.0).ok()?)
+        find(&self.devices, id)
     }
+}
+
+fn find(devices: &[SimDevice], id: DeviceId) -> Option<&SimDevice> {
+    devices.get(usize::try_from(id.0).ok()?)
 }
 
 impl Discovery for Simulator {
@@ -62,7 +66,7 @@ impl Discovery for Simulator {
 
     fn open(&self, id: DeviceId) -> Result<Gpu, HalError> {
         let device = self.device(id).ok_or(HalError::NoDevice(id))?;
-        device.open()
+        device.open(&self.devices)
     }
 }
 
@@ -80,7 +84,7 @@ impl SimDevice {
             name: format!("sim:{config}"),
             vram_bytes: config.vram,
             aperture_bytes: config.bar,
-            zones: zones(),
+            zones: zones(id.0, config.gpus),
         };
         Self {
             card: Arc::new(Card::new(config.clone(), info)),
@@ -111,7 +115,7 @@ impl SimDevice {
         self.card.control().stats
     }
 
-    fn open(&self) -> Result<Gpu, HalError> {
+    fn open(&self, devices: &Arc<[Self]>) -> Result<Gpu, HalError> {
         let config = &self.card.config;
         let busy = HalError::Busy(self.card.info.id);
         {
@@ -125,9 +129,10 @@ impl SimDevice {
             }
             control.open = true;
         }
-        let session = Session::start(&self.card).inspect_err(|_| {
+        let session = Session::start(&self.card, devices).inspect_err(|_| {
             self.card.control().open = false;
         })?;
+        self.card.control().session = Arc::downgrade(&session.shared);
         let session = Arc::new(session);
         Ok(Gpu {
             info: self.card.info.clone(),
@@ -161,15 +166,18 @@ fn host_error(stage: &'static str, errno: Errno) -> HalError {
 #[derive(Debug)]
 struct Session {
     shared: Arc<Shared>,
+    /// All devices of the host, this one among them.
+    devices: Arc<[SimDevice]>,
     /// Engine threads, until closed. Locked before the state.
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Session {
-    fn start(card: &Arc<Card>) -> Result<Self, HalError> {
+    fn start(card: &Arc<Card>, devices: &Arc<[SimDevice]>) -> Result<Self, HalError> {
         let heaps = Heaps::new(&card.config).map_err(|errno| host_error("device memory", errno))?;
         let session = Self {
             shared: Arc::new(Shared::new(Arc::clone(card), heaps)),
+            devices: Arc::clone(devices),
             workers: Mutex::new(Vec::new()),
         };
         let kinds = match card.config.mode {
@@ -275,6 +283,37 @@ impl Memory for Session {
         Ok(id)
     }
 
+    fn import(&self, host: &HostRange) -> Result<MemId, HalError> {
+        let mut state = self.shared.enter();
+        if self.fails(&state, Call::Import, &[host.len()])? {
+            return Err(refusal(Call::Import));
+        }
+        let heaps = &mut live(&mut state).heaps;
+        if self.shared.card.config.has(PlantedBug::ImportsACopy) {
+            return heaps.create(Heap::Host, host.len()).ok_or(no_page());
+        }
+        Ok(heaps.import(host))
+    }
+
+    fn share(&self, from: DeviceId, mem: MemId) -> Result<MemId, HalError> {
+        // One device is locked at a time: two of them may share with each other.
+        let source = find(&self.devices, from).and_then(|device| device.card.session());
+        let source = source.ok_or(HalError::NoDevice(from))?;
+        let (size, backing) = match &mut source.lock().live {
+            Some(live) => live.heaps.show(mem),
+            None => return Err(HalError::NoDevice(from)),
+        };
+        let mut state = self.shared.enter();
+        if self.fails(&state, Call::Share, &[from.0.into(), mem.0])? {
+            return Err(refusal(Call::Share));
+        }
+        let heaps = &mut live(&mut state).heaps;
+        if self.shared.card.config.has(PlantedBug::SharesACopy) {
+            return heaps.create(Heap::Vram, size).ok_or(no_page());
+        }
+        Ok(heaps.share(size, backing))
+    }
+
     fn map_cpu(&self, mem: MemId, offset: u64, len: u64) -> Result<CpuMapping, HalError> {
         let mut state = self.shared.enter();
         let fails = self.fails(&state, Call::MapCpu, &[mem.0, offset, len])?;
@@ -285,7 +324,12 @@ impl Memory for Session {
         let live = live(&mut state);
         let heap = match live.heaps.object_mut(mem).backing {
             Backing::Vram(_) => Heap::Vram,
-            Backing::Host(_) => Heap::Host,
+            Backing::Host { .. } | Backing::Imported(_) => Heap::Host,
+            Backing::Peer(_) => {
+                return Err(HalError::Unsupported(
+                    "a CPU mapping of another device's VRAM",
+                ));
+            }
         };
         let host_full = HalError::OutOfMemory {
             heap: Heap::Host,

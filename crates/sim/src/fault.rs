@@ -33,11 +33,15 @@ pub enum Call {
     DestroyChannel,
     /// [`Release::destroy_timeline`](vrampager_hal::Release::destroy_timeline): driver error.
     DestroyTimeline,
+    /// [`Memory::import`](vrampager_hal::Memory::import): driver error.
+    Import,
+    /// [`Memory::share`](vrampager_hal::Memory::share): driver error.
+    Share,
 }
 
 impl Call {
     /// Every kind, in declaration order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Open,
         Self::ReserveVa,
         Self::Create,
@@ -52,6 +56,8 @@ impl Call {
         Self::ReleaseVa,
         Self::DestroyChannel,
         Self::DestroyTimeline,
+        Self::Import,
+        Self::Share,
     ];
 
     /// The name in device strings and driver errors.
@@ -72,6 +78,8 @@ impl Call {
             Self::ReleaseVa => "release-va",
             Self::DestroyChannel => "destroy-channel",
             Self::DestroyTimeline => "destroy-timeline",
+            Self::Import => "import",
+            Self::Share => "share",
         }
     }
 }

@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use vrampager_addr::PAGE_SIZE;
-use vrampager_hal::{Heap, MemId};
+use vrampager_hal::{Heap, HostRange, MemId};
 
 use crate::copy::Place;
 use crate::region::{FileRun, Region};
@@ -19,13 +20,61 @@ const TOUCHED_AT_OPEN: u64 = 1 << 30;
 /// From this size on, host objects ask for large pages.
 const LARGE_PAGE: u64 = 2 << 20;
 
-/// Where the bytes of an object are.
+/// Where the bytes of an object are. They are free when the last object that shows them is gone.
 #[derive(Clone, Debug)]
 pub(crate) enum Backing {
-    /// Runs of device memory, in the object's order.
-    Vram(Vec<FileRun>),
-    /// Own memory.
-    Host(Arc<Region>),
+    /// Device memory.
+    Vram(Arc<Allocation>),
+    /// Host memory of this device or of another one.
+    Host {
+        region: Arc<Region>,
+        _charge: Arc<Charge>,
+    },
+    /// Host memory of the caller.
+    Imported(Arc<Region>),
+    /// Device memory of another device.
+    Peer(Arc<Allocation>),
+}
+
+/// Runs of device memory, in the order of the object that they were taken for.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    runs: Vec<FileRun>,
+    vram: Arc<Region>,
+    holes: Arc<Mutex<Holes>>,
+    mode: Mode,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        for run in self.runs.drain(..) {
+            match self.mode {
+                Mode::Threaded => {}
+                Mode::Deterministic => {
+                    Place::new(&self.vram, run.offset).fill(run.len, POISON);
+                }
+            }
+            lock(&self.holes).give(run);
+        }
+    }
+}
+
+/// Bytes of the host heap.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    used: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A panic elsewhere leaves the holes whole: requests are checked before they change anything.
+fn lock(holes: &Mutex<Holes>) -> MutexGuard<'_, Holes> {
+    holes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A physical object.
@@ -51,9 +100,10 @@ pub(crate) struct Run {
 pub(crate) struct Heaps {
     file: OwnedFd,
     vram: Arc<Region>,
-    holes: Holes,
+    /// A leaf: nothing else is locked while it is held.
+    holes: Arc<Mutex<Holes>>,
     host_limit: u64,
-    host_used: u64,
+    host_used: Arc<AtomicU64>,
     objects: BTreeMap<MemId, Object>,
     next_id: u64,
     mode: Mode,
@@ -78,9 +128,9 @@ impl Heaps {
         Ok(Self {
             file,
             vram: Arc::new(vram),
-            holes: Holes::new(config.vram),
+            holes: Arc::new(Mutex::new(Holes::new(config.vram))),
             host_limit: config.host,
-            host_used: 0,
+            host_used: Arc::default(),
             objects: BTreeMap::new(),
             next_id: 1,
             mode: config.mode,
@@ -90,25 +140,66 @@ impl Heaps {
     /// Bytes free, contiguous or not.
     pub(crate) fn free(&self, heap: Heap) -> u64 {
         match heap {
-            Heap::Vram => self.holes.free,
-            Heap::Host => self.host_limit - self.host_used,
+            Heap::Vram => lock(&self.holes).free,
+            Heap::Host => self.host_limit - self.host_used.load(Ordering::Relaxed),
         }
     }
 
     /// `None` when the heap or the host has no room.
     pub(crate) fn create(&mut self, heap: Heap, size: u64) -> Option<MemId> {
         let backing = match heap {
-            Heap::Vram => Backing::Vram(self.holes.take(size)?),
+            Heap::Vram => Backing::Vram(Arc::new(Allocation {
+                runs: lock(&self.holes).take(size)?,
+                vram: Arc::clone(&self.vram),
+                holes: Arc::clone(&self.holes),
+                mode: self.mode,
+            })),
             Heap::Host if size > self.free(heap) => return None,
             Heap::Host => {
                 let region = Region::anonymous(size).ok()?;
                 if size >= LARGE_PAGE {
                     region.prefer_large_pages();
                 }
-                self.host_used += size;
-                Backing::Host(Arc::new(region))
+                self.host_used.fetch_add(size, Ordering::Relaxed);
+                let charge = Charge {
+                    used: Arc::clone(&self.host_used),
+                    bytes: size,
+                };
+                Backing::Host {
+                    region: Arc::new(region),
+                    _charge: Arc::new(charge),
+                }
             }
         };
+        Some(self.add(size, backing))
+    }
+
+    /// An object of the caller's memory.
+    pub(crate) fn import(&mut self, host: &HostRange) -> MemId {
+        let region = Arc::new(Region::lent(host));
+        self.add(host.len(), Backing::Imported(region))
+    }
+
+    /// What another device needs to show an object.
+    ///
+    /// # Panics
+    /// When there is no such object.
+    pub(crate) fn show(&mut self, id: MemId) -> (u64, Backing) {
+        let object = self.object_mut(id);
+        (object.size, object.backing.clone())
+    }
+
+    /// An object of memory that another device has.
+    pub(crate) fn share(&mut self, size: u64, backing: Backing) -> MemId {
+        let backing = match backing {
+            Backing::Vram(allocation) => Backing::Peer(allocation),
+            host @ (Backing::Host { .. } | Backing::Imported(_)) => host,
+            peer @ Backing::Peer(_) => peer,
+        };
+        self.add(size, backing)
+    }
+
+    fn add(&mut self, size: u64, backing: Backing) -> MemId {
         let id = MemId(self.next_id);
         self.next_id += 1;
         let object = Object {
@@ -117,7 +208,7 @@ impl Heaps {
             mappings: 0,
         };
         self.objects.insert(id, object);
-        Some(id)
+        id
     }
 
     /// # Panics
@@ -125,21 +216,7 @@ impl Heaps {
     pub(crate) fn destroy(&mut self, id: MemId) {
         let mappings = self.object_mut(id).mappings;
         assert_eq!(mappings, 0, "{id:?} is still mapped");
-        let object = self.objects.remove(&id).expect("looked up above");
-        match object.backing {
-            Backing::Host(_) => self.host_used -= object.size,
-            Backing::Vram(runs) => {
-                for run in runs {
-                    match self.mode {
-                        Mode::Threaded => {}
-                        Mode::Deterministic => {
-                            Place::new(&self.vram, run.offset).fill(run.len, POISON);
-                        }
-                    }
-                    self.holes.give(run);
-                }
-            }
-        }
+        self.objects.remove(&id);
     }
 
     /// # Panics
@@ -160,12 +237,14 @@ impl Heaps {
             len,
         };
         match &self.part(id, offset, len).backing {
-            Backing::Host(region) => vec![run(0, region, offset, len)],
-            Backing::Vram(runs) => {
+            Backing::Host { region, .. } | Backing::Imported(region) => {
+                vec![run(0, region, offset, len)]
+            }
+            Backing::Vram(allocation) | Backing::Peer(allocation) => {
                 let mut at = 0;
                 let mut parts = Vec::new();
-                for part in cut(runs, offset, len) {
-                    parts.push(run(at, &self.vram, part.offset, part.len));
+                for part in cut(&allocation.runs, offset, len) {
+                    parts.push(run(at, &allocation.vram, part.offset, part.len));
                     at += part.len;
                 }
                 parts
@@ -176,17 +255,21 @@ impl Heaps {
     /// Contiguous process memory that shows a part of an object, and the part's offset in it.
     ///
     /// # Panics
-    /// When there is no such part.
+    /// When there is no such part, or it is another device's.
     pub(crate) fn view(&self, id: MemId, offset: u64, len: u64) -> Result<View, Errno> {
         match &self.part(id, offset, len).backing {
-            Backing::Host(region) => Ok(View {
+            Backing::Host { region, .. } | Backing::Imported(region) => Ok(View {
                 region: Arc::clone(region),
                 offset,
             }),
-            Backing::Vram(runs) => Ok(View {
-                region: Arc::new(Region::of_file(self.file.as_fd(), &cut(runs, offset, len))?),
-                offset: 0,
-            }),
+            Backing::Vram(allocation) => {
+                let runs = cut(&allocation.runs, offset, len);
+                Ok(View {
+                    region: Arc::new(Region::of_file(self.file.as_fd(), &runs)?),
+                    offset: 0,
+                })
+            }
+            Backing::Peer(_) => panic!("{id:?} is mapped by the device that owns it"),
         }
     }
 
@@ -211,6 +294,12 @@ impl Heaps {
     pub(crate) fn page_count(&self) -> u64 {
         let bytes: u64 = self.objects.values().map(|object| object.size).sum();
         bytes / PAGE_SIZE
+    }
+
+    pub(crate) fn pinned_count(&self) -> u64 {
+        let objects = self.objects.values();
+        let pinned = objects.filter(|object| matches!(object.backing, Backing::Imported(_)));
+        pinned.map(|object| object.size).sum::<u64>() / PAGE_SIZE
     }
 }
 

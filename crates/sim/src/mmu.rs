@@ -6,17 +6,21 @@ use vrampager_hal::{Access, MemId, VaZone};
 use crate::copy::Place;
 use crate::heap::Run;
 
-/// The zones of every simulated device, lowest first.
+/// The zones of device `n` of `count`, lowest first: its part of what all devices share.
 ///
-/// The first 64 KiB stay free, so that a small offset from a null address faults.
-pub(crate) fn zones() -> Vec<VaZone> {
-    let zone = |name, start, end| VaZone {
-        name,
-        span: Span::from_bounds(start, end).expect("the bounds are constants in order"),
+/// The first 64 KiB stay free, so that a small offset from a null address faults. So do the
+/// addresses where programs and their libraries are loaded: there, imported host memory is seen
+/// where the CPU has it.
+pub(crate) fn zones(n: u32, count: u32) -> Vec<VaZone> {
+    let zone = |name, start: u64, end: u64| {
+        let part = PAGE.down((end - start) / u64::from(count));
+        let start = start + part * u64::from(n);
+        let span = Span::new(start, part).expect("the bounds are constants in order");
+        VaZone { name, span }
     };
     vec![
         zone("low", 64 << 10, 1 << 40),
-        zone("high", 1 << 40, 1 << 47),
+        zone("high", 1 << 40, 1 << 46),
     ]
 }
 
@@ -42,8 +46,9 @@ pub(crate) struct Translation {
 ///
 /// Page tables point to physical memory, not to objects: what has been mapped and not unmapped is
 /// reached by the engine whatever became of the object.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AddressSpace {
+    zones: Vec<VaZone>,
     /// Reserved ranges by start.
     ranges: BTreeMap<u64, Span>,
     /// Mappings by start. Disjoint; each inside one reserved range.
@@ -58,13 +63,22 @@ fn assert_pages(span: Span) {
 }
 
 impl AddressSpace {
+    pub(crate) fn new(zones: Vec<VaZone>) -> Self {
+        Self {
+            zones,
+            ranges: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+        }
+    }
+
     /// # Panics
-    /// When the span is malformed, in no zone, or overlaps a reserved range.
+    /// When the span is malformed, only partly in a zone, or overlaps a reserved range.
     pub(crate) fn reserve(&mut self, span: Span) {
         assert_pages(span);
+        let mut zones = self.zones.iter().map(|zone| zone.span);
         assert!(
-            zones().iter().any(|zone| zone.span.covers(span)),
-            "{span} lies in no zone"
+            zones.all(|zone| zone.covers(span) || !zone.overlaps(span)),
+            "{span} leaves a zone"
         );
         let below = self.ranges.range(..span.end()).next_back();
         assert!(

@@ -16,6 +16,10 @@ pub enum PlantedBug {
     HostNotZeroed,
     /// Memory: the access of a GPU mapping is not enforced.
     ReadOnlyIsWritable,
+    /// Memory: an import has bytes of its own.
+    ImportsACopy,
+    /// Memory: what is shared with another device has bytes of its own there.
+    SharesACopy,
     /// Queue: a signal overtakes the copy in front of it.
     SignalsEarly,
     /// Queue: a channel goes on behind a faulting operation.

@@ -12,15 +12,19 @@ use std::ptr::{self, NonNull};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use vrampager_hal::HostRange;
 
-/// Readable and writable memory, unmapped on drop.
+/// Readable and writable memory, unmapped on drop unless it was lent.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
+    /// Whose memory it is, if not ours.
+    lender: Option<HostRange>,
 }
 
-// SAFETY: a region owns its mapping like a box, and hands out raw pointers only.
+// SAFETY: a region owns its mapping like a box, or keeps the lender that does, and hands out raw
+// pointers only.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`; whoever uses the pointers answers for what they do concurrently.
 unsafe impl Sync for Region {}
@@ -79,7 +83,20 @@ impl Region {
 
     fn adopt(base: *mut core::ffi::c_void, len: usize) -> Result<Self, Errno> {
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len })
+        Ok(Self {
+            base,
+            len,
+            lender: None,
+        })
+    }
+
+    /// Memory of somebody else, kept as long as the region.
+    pub(crate) fn lent(host: &HostRange) -> Self {
+        Self {
+            base: host.base(),
+            len: usize::try_from(host.len()).expect("checked when it was named"),
+            lender: Some(host.clone()),
+        }
     }
 
     /// Asks for large pages where the kernel gives them. Advice: a refusal changes speed only.
@@ -117,13 +134,17 @@ impl Region {
             self.len
         );
         let offset = usize::try_from(offset).expect("an offset inside a region fits in usize");
-        // SAFETY: `offset` is at most `self.len`, and the region is one mapping.
+        // SAFETY: `offset` is at most `self.len`, and the region is one mapping, or one range that
+        // its lender answers for.
         unsafe { self.base.add(offset) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.lender.is_some() {
+            return;
+        }
         // SAFETY: the region owns the mapping, and this is its last use. Users of CPU mappings
         // have promised to be done before they release them.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.len) };

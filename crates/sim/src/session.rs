@@ -1,4 +1,4 @@
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use vrampager_hal::{ChannelId, Counters, DeviceInfo, DeviceLossCause, Op};
 
@@ -39,6 +39,8 @@ pub(crate) struct Control {
     pub(crate) clock: Clock,
     pub(crate) prng: Prng,
     pub(crate) stats: EngineStats,
+    /// The open device, for others to share its memory.
+    pub(crate) session: Weak<Shared>,
 }
 
 impl Card {
@@ -51,12 +53,18 @@ impl Card {
             clock: Clock::new(config.mode),
             prng: Prng::stream(config.seed, u64::from(info.id.0)),
             stats: EngineStats::default(),
+            session: Weak::new(),
         };
         Self {
             config,
             info,
             control: Mutex::new(control),
         }
+    }
+
+    /// The device, if it is open.
+    pub(crate) fn session(&self) -> Option<Arc<Shared>> {
+        self.control().session.upgrade()
     }
 
     pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
@@ -134,7 +142,7 @@ impl Shared {
         let live = Live {
             heaps,
             aperture: Aperture::new(card.config.bar),
-            space: AddressSpace::default(),
+            space: AddressSpace::new(card.info.zones.clone()),
             ghosts: 0,
         };
         let state = State {
@@ -188,6 +196,7 @@ impl State {
             ranges: live.space.range_count(),
             va_bytes: live.space.va_bytes(),
             pages: live.heaps.page_count(),
+            pinned: live.heaps.pinned_count(),
             channels: self.queues.channel_count(),
             timelines: self.queues.timeline_count(),
         }

@@ -1,7 +1,12 @@
 //! The simulated device keeps its contracts, and the suites see when it does not.
 
-use vrampager_hal::accept::{self, Report};
-use vrampager_hal::{DeviceId, Discovery};
+use std::sync::Arc;
+
+use vrampager_addr::Span;
+use vrampager_hal::accept::{self, Outcome, Report};
+use vrampager_hal::{
+    CpuMapping, DeviceId, DeviceInfo, Discovery, Gpu, GpuMap, HalError, Heap, MemId, Memory,
+};
 use vrampager_sim::{PlantedBug, SimConfig, Simulator};
 
 const DEVICE: DeviceId = DeviceId(0);
@@ -14,7 +19,7 @@ fn config(text: &str) -> SimConfig {
 #[test]
 fn the_simulated_device_passes_all_suites_in_both_modes() {
     for mode in MODES {
-        let sim = Simulator::new(config(&format!("vram=16M,bar=1M,mode={mode}"))).unwrap();
+        let sim = Simulator::new(config(&format!("vram=16M,bar=1M,gpus=2,mode={mode}"))).unwrap();
         for report in accept::all(&*sim, DEVICE) {
             assert!(report.passed(), "{mode}: {report}");
         }
@@ -23,18 +28,18 @@ fn the_simulated_device_passes_all_suites_in_both_modes() {
 
 #[test]
 fn every_check_can_be_tried_on_the_simulated_device() {
-    let sim = Simulator::new(config("vram=16M,bar=1M")).unwrap();
+    let sim = Simulator::new(config("vram=16M,bar=1M,gpus=2")).unwrap();
     let skipped = accept::all(&*sim, DEVICE)
         .into_iter()
         .flat_map(|report| report.checks)
-        .filter(|check| matches!(check.outcome, accept::Outcome::NotSupported { .. }));
+        .filter(|check| matches!(check.outcome, Outcome::NotSupported { .. }));
     assert_eq!(skipped.collect::<Vec<_>>(), []);
 }
 
 #[test]
 fn suites_pass_over_many_schedules() {
     for seed in 0..20 {
-        let text = format!("vram=16M,bar=1M,mode=deterministic,ring=16,seed={seed}");
+        let text = format!("vram=16M,bar=1M,gpus=2,mode=deterministic,ring=16,seed={seed}");
         let sim = Simulator::new(config(&text)).unwrap();
         for report in accept::all(&*sim, DEVICE) {
             assert!(report.passed(), "seed {seed}: {report}");
@@ -52,7 +57,7 @@ fn a_suite_survives_an_open_that_fails_once() {
 type Suite = fn(&dyn Discovery, DeviceId) -> Report;
 
 /// Each defect, the suite of the contract it breaks, and the check that has to see it.
-const DEFECTS: [(PlantedBug, Suite, &str); 10] = [
+const DEFECTS: [(PlantedBug, Suite, &str); 12] = [
     (
         PlantedBug::OpensTwice,
         accept::discovery::run,
@@ -77,6 +82,16 @@ const DEFECTS: [(PlantedBug, Suite, &str); 10] = [
         PlantedBug::ReadOnlyIsWritable,
         accept::memory::run,
         "a read-only GPU mapping can be read and not written",
+    ),
+    (
+        PlantedBug::ImportsACopy,
+        accept::memory::run,
+        "imported memory is the caller's own, at the caller's addresses",
+    ),
+    (
+        PlantedBug::SharesACopy,
+        accept::memory::run,
+        "a device reaches memory of another one, at its address",
     ),
     (
         PlantedBug::SignalsEarly,
@@ -109,7 +124,7 @@ const DEFECTS: [(PlantedBug, Suite, &str); 10] = [
 fn each_planted_defect_is_seen_by_the_suite_of_its_contract() {
     for (bug, suite, name) in DEFECTS {
         for mode in MODES {
-            let config = config(&format!("vram=16M,bar=1M,mode={mode}")).planted(bug);
+            let config = config(&format!("vram=16M,bar=1M,gpus=2,mode={mode}")).planted(bug);
             let sim = Simulator::new(config).unwrap();
             let report = suite(&*sim, DEVICE);
             let seen = report.failures().any(|check| check.name == name);
@@ -119,4 +134,59 @@ fn each_planted_defect_is_seen_by_the_suite_of_its_contract() {
             );
         }
     }
+}
+
+/// The simulated device without what a back end may lack.
+#[derive(Debug)]
+struct Plain<T>(T);
+
+impl Memory for Plain<Arc<dyn Memory>> {
+    fn reserve_va(&self, span: Span) -> Result<(), HalError> {
+        self.0.reserve_va(span)
+    }
+
+    fn create(&self, heap: Heap, size: u64) -> Result<MemId, HalError> {
+        self.0.create(heap, size)
+    }
+
+    fn map_cpu(&self, mem: MemId, offset: u64, len: u64) -> Result<CpuMapping, HalError> {
+        self.0.map_cpu(mem, offset, len)
+    }
+
+    fn map_gpu(&self, map: GpuMap) -> Result<(), HalError> {
+        self.0.map_gpu(map)
+    }
+}
+
+impl Discovery for Plain<Arc<Simulator>> {
+    fn devices(&self) -> Result<Vec<DeviceInfo>, HalError> {
+        self.0.devices()
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Gpu, HalError> {
+        let gpu = self.0.open(device)?;
+        let memory = Arc::new(Plain(gpu.memory));
+        Ok(Gpu { memory, ..gpu })
+    }
+}
+
+/// Mission row A8: what a back end lacks is said, and is neither passed nor failed.
+#[test]
+fn foreign_memory_that_a_back_end_lacks_is_reported_as_not_supported() {
+    let sim = Simulator::new(config("vram=16M,bar=1M,gpus=2")).unwrap();
+    let report = accept::memory::run(&Plain(sim), DEVICE);
+    assert!(report.passed(), "{report}");
+    let skipped = report
+        .checks
+        .iter()
+        .filter_map(|check| match &check.outcome {
+            Outcome::NotSupported { why } => Some(why.as_str()),
+            Outcome::Pass | Outcome::Fail { .. } => None,
+        });
+    let import = "importing host memory is not supported by this device";
+    let share = "sharing memory with another device is not supported by this device";
+    assert_eq!(
+        skipped.collect::<Vec<_>>(),
+        [import, import, import, import, share, share]
+    );
 }

@@ -1,5 +1,7 @@
 use std::fmt::Debug;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vrampager_addr::{Align, PAGE, PAGE_SIZE, Span, Va};
@@ -7,7 +9,7 @@ use vrampager_addr::{Align, PAGE, PAGE_SIZE, Span, Va};
 use super::{Check, Outcome};
 use crate::{
     Access, ChannelId, ChannelKind, CpuMapping, DeviceId, Discovery, Fence, Gpu, GpuMap, HalError,
-    Heap, MemId, Op,
+    Heap, HostPage, HostRange, MemId, Op,
 };
 
 /// Enough for any operation of the suites on a device that works.
@@ -98,7 +100,7 @@ pub(super) fn check_each(
             Ok(gpu) => gpu,
             Err(error) => return check(name, || Err(error.into())),
         };
-        let mut bench = Bench::new(gpu.clone());
+        let mut bench = Bench::new(discovery, gpu.clone());
         let result = check(name, || body(&mut bench));
         drop(bench);
         let closed = check(name, || {
@@ -114,9 +116,37 @@ pub(super) fn check_each(
 }
 
 /// An open device with the next free address of each zone.
-pub(super) struct Bench {
+pub(super) struct Bench<'a> {
+    discovery: &'a dyn Discovery,
     pub(super) gpu: Gpu,
     next: Vec<u64>,
+}
+
+/// Host memory of the suite's own.
+pub(super) struct HostMemory {
+    pub(super) pages: Arc<[HostPage]>,
+    pub(super) range: HostRange,
+}
+
+impl HostMemory {
+    pub(super) fn new(pages: usize) -> Self {
+        let pages = HostPage::zeroed(pages);
+        let range = HostRange::of(pages.clone()).expect("suites ask for at least a page");
+        Self { pages, range }
+    }
+
+    pub(super) fn fill(&self, byte: u8) {
+        for page in &*self.pages {
+            for at in page.bytes() {
+                at.store(byte, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let bytes = self.pages.iter().flat_map(HostPage::bytes);
+        bytes.map(|at| at.load(Ordering::Relaxed)).collect()
+    }
 }
 
 /// An object mapped for the GPU as a whole.
@@ -149,13 +179,51 @@ impl Buffer {
     }
 }
 
-impl Bench {
-    fn new(gpu: Gpu) -> Self {
+impl<'a> Bench<'a> {
+    fn new(discovery: &'a dyn Discovery, gpu: Gpu) -> Self {
         let next = gpu.info.zones.iter().map(|zone| zone.span.start());
         Self {
+            discovery,
             next: next.collect(),
             gpu,
         }
+    }
+
+    /// Lets `body` use another device of the discovery, and closes that in any case.
+    pub(super) fn with_another(
+        &mut self,
+        body: impl FnOnce(&mut Self, &mut Self) -> Verdict,
+    ) -> Verdict {
+        let devices = self.discovery.devices()?;
+        let mut others = devices.iter().filter(|info| info.id != self.gpu.info.id);
+        let Some(other) = others.next() else {
+            return Err(Stop::NotSupported("there is no second device".into()));
+        };
+        let gpu = self.discovery.open(other.id)?;
+        let mut other = Self::new(self.discovery, gpu.clone());
+        let result = catch_unwind(AssertUnwindSafe(|| body(self, &mut other)));
+        drop(other);
+        gpu.release.close();
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// The addresses of host memory, reserved for the device to see it where the CPU does.
+    pub(super) fn reserve_host(&self, range: &HostRange) -> Result<Span, Stop> {
+        let (span, zones) = (range.span(), &self.gpu.info.zones);
+        if let Some(zone) = zones.iter().find(|zone| zone.span.overlaps(span)) {
+            let why = format!("the host has memory at {span}, in zone {}", zone.name);
+            return Err(Stop::NotSupported(why));
+        }
+        self.gpu.memory.reserve_va(span)?;
+        Ok(span)
+    }
+
+    /// Imports host memory and maps it where the CPU has it.
+    pub(super) fn import(&self, range: &HostRange) -> Result<Buffer, Stop> {
+        let mem = self.gpu.memory.import(range)?;
+        let span = self.reserve_host(range)?;
+        self.map(mem, 0, span, Access::Write)?;
+        Ok(Buffer { mem, span })
     }
 
     /// Addresses in a zone that this check has not used, with a free page behind them.

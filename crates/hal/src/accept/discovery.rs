@@ -10,10 +10,11 @@ use crate::{DeviceId, DeviceInfo, Discovery, Gpu, HalError, Heap};
 
 type DiscoveryCheck = (&'static str, fn(&dyn Discovery, DeviceId) -> Verdict);
 
-const CHECKS: [DiscoveryCheck; 7] = [
+const CHECKS: [DiscoveryCheck; 8] = [
     ("an open that fails can be retried", retry),
     ("devices are listed the same twice, by id", listing),
     ("a device describes itself completely", description),
+    ("no address is in the zones of two devices", apart),
     ("an open device is the one that was listed", identity),
     ("a device that is not listed is refused", unknown),
     ("a second open is refused while the first goes on", busy),
@@ -101,6 +102,18 @@ fn description(discovery: &dyn Discovery, device: DeviceId) -> Verdict {
             return fail(format!("zone {} at {span} is out of order", zone.name));
         }
         free_from = span.end();
+    }
+    Ok(())
+}
+
+fn apart(discovery: &dyn Discovery, device: DeviceId) -> Verdict {
+    let info = listed(discovery, device)?;
+    let devices = discovery.devices()?;
+    let others = devices.iter().filter(|other| other.id != device);
+    for zone in others.flat_map(|other| &other.zones) {
+        if let Some(own) = info.zones.iter().find(|own| own.span.overlaps(zone.span)) {
+            return fail(format!("zone {} overlaps {}", own.name, zone.span));
+        }
     }
     Ok(())
 }

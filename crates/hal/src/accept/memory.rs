@@ -4,11 +4,12 @@ use vrampager_addr::{PAGE, PAGE_SIZE, Span, Va};
 
 use super::Report;
 use super::bench::{
-    Bench, DeviceCheck, PAGE_BYTES, Stop, Verdict, all_bytes, check_each, fail, same,
+    Bench, Buffer, DeviceCheck, HostMemory, PAGE_BYTES, Stop, Verdict, all_bytes, check_each, fail,
+    same,
 };
 use crate::{Access, CpuMapping, DeviceId, Discovery, FaultKind, HalError, Heap, Op};
 
-const CHECKS: [DeviceCheck; 11] = [
+const CHECKS: [DeviceCheck; 17] = [
     ("host objects read as zeros", zeroed),
     (
         "what one CPU mapping writes another one reads",
@@ -34,6 +35,30 @@ const CHECKS: [DeviceCheck; 11] = [
     (
         "CPU mappings of VRAM end where the aperture does, those of host memory do not",
         aperture,
+    ),
+    (
+        "imported memory is the caller's own, at the caller's addresses",
+        imported,
+    ),
+    (
+        "imported memory is kept until the object is destroyed",
+        import_kept,
+    ),
+    (
+        "a part of imported memory is mapped as any other object's",
+        import_part,
+    ),
+    (
+        "memory imported by two devices is one, at one address",
+        import_twice,
+    ),
+    (
+        "a device reaches memory of another one, at its address",
+        shared,
+    ),
+    (
+        "shared memory goes with the last object that shows it",
+        shared_last,
     ),
 ];
 
@@ -307,4 +332,135 @@ fn refused_by_aperture(bench: &Bench, mem: crate::MemId, offset: u64, len: u64) 
         }
         other => fail(format!("a mapping past the aperture gave {other:?}")),
     }
+}
+
+fn imported(bench: &mut Bench) -> Verdict {
+    let host = HostMemory::new(2);
+    let own = bench.import(&host.range)?;
+    let other = bench.buffer(Heap::Vram, own.span.len())?;
+    host.fill(5);
+    bench.run(&[own.copy_to(&other), own.fill(6)])?;
+    all_bytes("filled by the device", &host.bytes(), 6)?;
+    bench.run(&[other.copy_to(&own)])?;
+    all_bytes("filled by the caller and copied back", &host.bytes(), 5)
+}
+
+fn import_kept(bench: &mut Bench) -> Verdict {
+    let before = bench.gpu.release.counters();
+    let HostMemory { pages, range } = HostMemory::new(3);
+    let gone = std::sync::Arc::downgrade(&pages);
+    let own = bench.import(&range)?;
+    let mut wanted = before;
+    (wanted.objects, wanted.mappings, wanted.ranges) =
+        (before.objects + 1, before.mappings + 1, before.ranges + 1);
+    (wanted.pages, wanted.pinned) = (before.pages + 3, before.pinned + 3);
+    wanted.va_bytes += own.span.len();
+    same("held", bench.gpu.release.counters(), wanted)?;
+    drop((pages, range));
+    bench.run(&[own.fill(1)])?;
+    let Some(pages) = gone.upgrade() else {
+        return fail("memory went while it was imported");
+    };
+    bench.free(&own)?;
+    same(
+        "held after the import",
+        bench.gpu.release.counters(),
+        before,
+    )?;
+    let last = pages[2].bytes()[0].load(std::sync::atomic::Ordering::Relaxed);
+    same("byte that the device wrote", last, 1)?;
+    drop(pages);
+    same("owners left", gone.strong_count(), 0)
+}
+
+fn import_part(bench: &mut Bench) -> Verdict {
+    let host = HostMemory::new(4);
+    let mem = bench.gpu.memory.import(&host.range)?;
+    number_pages(bench, mem, 4)?;
+    let third = host.pages[2].bytes()[7].load(std::sync::atomic::Ordering::Relaxed);
+    same("byte that a CPU mapping wrote", third, 3)?;
+    let span = bench.reserve(PAGE_SIZE)?;
+    bench.map(mem, 2 * PAGE_SIZE, span, Access::Read)?;
+    let seen = bench.buffer(Heap::Host, PAGE_SIZE)?;
+    let part = Buffer { mem, span };
+    bench.run(&[part.copy_to(&seen)])?;
+    all_bytes("third page", &bench.read(seen.mem, 0, PAGE_SIZE)?, 3)?;
+    faults(bench, Va(span.start()), Access::Write, FaultKind::ReadOnly)
+}
+
+fn import_twice(bench: &mut Bench) -> Verdict {
+    bench.with_another(|bench, other| {
+        let host = HostMemory::new(2);
+        let (first, second) = (bench.import(&host.range)?, other.import(&host.range)?);
+        same("address on the other device", second.span, first.span)?;
+        bench.run(&[first.fill(1)])?;
+        let copy = other.buffer(Heap::Vram, second.span.len())?;
+        other.run(&[second.copy_to(&copy), second.fill(2)])?;
+        let copied = other.read(copy.mem, 0, copy.span.len())?;
+        all_bytes("as the other device saw it", &copied, 1)?;
+        all_bytes("as the caller sees it", &host.bytes(), 2)?;
+        // The one that came first leaves first, and comes again when both have left.
+        bench.free(&first)?;
+        other.run(&[second.fill(3)])?;
+        all_bytes("written by the one that is left", &host.bytes(), 3)?;
+        other.free(&second)?;
+        let again = bench.import(&host.range)?;
+        bench.run(&[again.fill(4)])?;
+        all_bytes("imported again", &host.bytes(), 4)
+    })
+}
+
+/// Shares a buffer of one device with another one, at the same address.
+fn share(from: &Bench, with: &Bench, buffer: &Buffer) -> Result<Buffer, Stop> {
+    let mem = with.gpu.memory.share(from.gpu.info.id, buffer.mem)?;
+    with.gpu.memory.reserve_va(buffer.span)?;
+    let shared = Buffer { mem, ..*buffer };
+    with.map(mem, 0, buffer.span, Access::Write)?;
+    Ok(shared)
+}
+
+fn shared(bench: &mut Bench) -> Verdict {
+    bench.with_another(|bench, other| {
+        for heap in HEAPS {
+            let own = bench.buffer(heap, SMALL)?;
+            let there = share(bench, other, &own)?;
+            other.run(&[there.fill(3)])?;
+            all_bytes("filled by the other", &bench.read(own.mem, 0, SMALL)?, 3)?;
+            let copy = other.buffer(Heap::Vram, SMALL)?;
+            bench.run(&[own.fill(4)])?;
+            other.run(&[there.copy_to(&copy)])?;
+            all_bytes("copied by the other", &other.read(copy.mem, 0, SMALL)?, 4)?;
+            other.free(&there)?;
+            bench.run(&[own.fill(5)])?;
+            all_bytes("not shared any more", &bench.read(own.mem, 0, SMALL)?, 5)?;
+        }
+        Ok(())
+    })
+}
+
+fn shared_last(bench: &mut Bench) -> Verdict {
+    bench.with_another(|bench, other| {
+        let size = PAGE.down(bench.gpu.info.vram_bytes / 2);
+        let own = bench.buffer(Heap::Vram, size)?;
+        bench.run(&[own.fill(7)])?;
+        let there = share(bench, other, &own)?;
+        bench.free(&own)?;
+        // What is given away now must not be the memory that is still shown there.
+        let next = bench.buffer(Heap::Vram, PAGE_SIZE)?;
+        bench.run(&[next.fill(9)])?;
+        let seen = other.buffer(Heap::Host, size)?;
+        other.run(&[there.copy_to(&seen)])?;
+        all_bytes(
+            "after its owner left it",
+            &other.read(seen.mem, 0, size)?,
+            7,
+        )?;
+        match bench.gpu.memory.create(Heap::Vram, size) {
+            Err(HalError::OutOfMemory { .. }) => {}
+            other => return fail(format!("memory that is shared was given away: {other:?}")),
+        }
+        other.free(&there)?;
+        bench.gpu.memory.create(Heap::Vram, size)?;
+        Ok(())
+    })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use vrampager_addr::{Span, Va};
 use vrampager_hal::{
     Access, ChannelKind, Counters, DeviceId, Discovery, Fault, FaultKind, Fence, Gpu, GpuMap,
-    HalError, HalErrorKind, Heap, Op,
+    HalError, HalErrorKind, Heap, HostPage, HostRange, MemId, Op,
 };
 use vrampager_nv::{Nv, Planes, SimNodes};
 use vrampager_nv_abi::Status;
@@ -25,11 +25,52 @@ const FAILURES: [(Failure, &str); 3] = [
     (Failure::Status(Status::NO_MEMORY), ""),
 ];
 
-fn nv() -> Arc<Nv> {
-    let config = "sim,vram=64M,bar1=64M".parse().unwrap();
-    Nv::new(config, &Planes::default()).unwrap()
+/// A machine of two GPUs, the first of them open, and host memory to import.
+struct Rig {
+    nv: Arc<Nv>,
+    gpu: Gpu,
+    host: HostRange,
+    /// Addresses of the other device's object.
+    there: Span,
 }
 
+impl Rig {
+    fn new() -> Self {
+        let config = "sim,vram=64M,bar1=64M,gpus=2".parse().unwrap();
+        let nv = Nv::new(config, &Planes::default()).unwrap();
+        let gpu = nv.open(DeviceId(0)).unwrap();
+        let pages = HostPage::zeroed(usize::try_from(LEN / 4096).unwrap());
+        let host = HostRange::of(pages).unwrap();
+        let there = nv.devices().unwrap()[1].zones[0].span;
+        Self {
+            nv,
+            gpu,
+            host,
+            there: there.slice(0, LEN).unwrap(),
+        }
+    }
+
+    fn sim(&self) -> &SimNodes {
+        self.nv.simulated().unwrap()
+    }
+
+    /// What the driver and the books hold.
+    fn held(&self) -> Held {
+        Held {
+            driver: self.sim().live(),
+            books: self.gpu.release.counters(),
+        }
+    }
+
+    fn close(&self, what: &str) {
+        assert!(self.gpu.release.close().is_zero(), "{what}: left at close");
+        assert_eq!(self.nv.refused(DeviceId(0)), [], "{what}: refused at close");
+        let left = self.sim().live();
+        assert_eq!(left, Live::default(), "{what}: left in the driver");
+    }
+}
+
+/// Addresses of a device's own.
 fn span(gpu: &Gpu) -> Span {
     let zone = gpu.info.zones[0].span;
     zone.slice(0, LEN).unwrap()
@@ -40,49 +81,81 @@ type Undo<'a> = Box<dyn FnMut() -> Result<(), HalError> + 'a>;
 /// A kind of allocation: what it needs beforehand, itself, and the way back of each.
 struct Case {
     name: &'static str,
-    prepare: fn(&Gpu) -> Vec<Undo<'_>>,
-    take: fn(&Gpu) -> Result<Undo<'_>, HalError>,
+    prepare: fn(&Rig) -> Vec<Undo<'_>>,
+    take: fn(&Rig) -> Result<Undo<'_>, HalError>,
 }
 
-fn object(gpu: &Gpu, heap: Heap) -> Result<Undo<'_>, HalError> {
-    let mem = gpu.memory.create(heap, LEN)?;
-    Ok(Box::new(move || gpu.release.destroy(mem)))
+/// Objects are numbered from 1.
+const FIRST: MemId = MemId(1);
+
+fn object(rig: &Rig, heap: Heap) -> Result<Undo<'_>, HalError> {
+    let mem = rig.gpu.memory.create(heap, LEN)?;
+    Ok(Box::new(move || rig.gpu.release.destroy(mem)))
 }
 
-fn range(gpu: &Gpu) -> Result<Undo<'_>, HalError> {
-    gpu.memory.reserve_va(span(gpu))?;
-    Ok(Box::new(move || gpu.release.release_va(span(gpu))))
+fn import(rig: &Rig) -> Result<Undo<'_>, HalError> {
+    let mem = rig.gpu.memory.import(&rig.host)?;
+    Ok(Box::new(move || rig.gpu.release.destroy(mem)))
 }
 
-fn cpu_map(gpu: &Gpu) -> Result<Undo<'_>, HalError> {
-    // Objects are numbered from 1.
-    let mem = vrampager_hal::MemId(1);
-    let map = gpu.memory.map_cpu(mem, LEN / 2, LEN / 4)?;
+/// Opens the other device, which reserves addresses and makes an object.
+fn other(rig: &Rig) -> Undo<'_> {
+    let gpu = rig.nv.open(DeviceId(1)).unwrap();
+    let mem = gpu.memory.create(Heap::Vram, LEN).unwrap();
+    gpu.memory.reserve_va(span(&gpu)).unwrap();
+    Box::new(move || {
+        gpu.release.release_va(span(&gpu))?;
+        gpu.release.destroy(mem)?;
+        assert!(gpu.release.close().is_zero());
+        Ok(())
+    })
+}
+
+fn share(rig: &Rig) -> Result<Undo<'_>, HalError> {
+    let mem = rig.gpu.memory.share(DeviceId(1), FIRST)?;
+    Ok(Box::new(move || rig.gpu.release.destroy(mem)))
+}
+
+fn range_at(rig: &Rig, span: Span) -> Result<Undo<'_>, HalError> {
+    rig.gpu.memory.reserve_va(span)?;
+    Ok(Box::new(move || rig.gpu.release.release_va(span)))
+}
+
+fn range(rig: &Rig) -> Result<Undo<'_>, HalError> {
+    range_at(rig, span(&rig.gpu))
+}
+
+fn cpu_map(rig: &Rig) -> Result<Undo<'_>, HalError> {
+    let map = rig.gpu.memory.map_cpu(FIRST, LEN / 2, LEN / 4)?;
     map.write(0, b"mapped");
-    Ok(Box::new(move || gpu.release.unmap_cpu(map.id())))
+    Ok(Box::new(move || rig.gpu.release.unmap_cpu(map.id())))
 }
 
-fn gpu_map(gpu: &Gpu) -> Result<Undo<'_>, HalError> {
-    gpu.memory.map_gpu(GpuMap {
-        va: Va(span(gpu).start()),
-        mem: vrampager_hal::MemId(1),
+fn gpu_map_at(rig: &Rig, span: Span) -> Result<Undo<'_>, HalError> {
+    rig.gpu.memory.map_gpu(GpuMap {
+        va: Va(span.start()),
+        mem: FIRST,
         offset: 0,
         len: LEN,
         access: Access::Write,
     })?;
-    Ok(Box::new(move || gpu.release.unmap_gpu(span(gpu))))
+    Ok(Box::new(move || rig.gpu.release.unmap_gpu(span)))
 }
 
-const CASES: [Case; 8] = [
+fn gpu_map(rig: &Rig) -> Result<Undo<'_>, HalError> {
+    gpu_map_at(rig, span(&rig.gpu))
+}
+
+const CASES: [Case; 12] = [
     Case {
         name: "device memory",
         prepare: |_| vec![],
-        take: |gpu| object(gpu, Heap::Vram),
+        take: |rig| object(rig, Heap::Vram),
     },
     Case {
         name: "host memory",
         prepare: |_| vec![],
-        take: |gpu| object(gpu, Heap::Host),
+        take: |rig| object(rig, Heap::Host),
     },
     Case {
         name: "range",
@@ -91,46 +164,65 @@ const CASES: [Case; 8] = [
     },
     Case {
         name: "CPU mapping of device memory",
-        prepare: |gpu| vec![object(gpu, Heap::Vram).unwrap()],
+        prepare: |rig| vec![object(rig, Heap::Vram).unwrap()],
         take: cpu_map,
     },
     Case {
         name: "CPU mapping of host memory",
-        prepare: |gpu| vec![object(gpu, Heap::Host).unwrap()],
+        prepare: |rig| vec![object(rig, Heap::Host).unwrap()],
         take: cpu_map,
     },
     Case {
         name: "GPU mapping of device memory",
-        prepare: |gpu| vec![object(gpu, Heap::Vram).unwrap(), range(gpu).unwrap()],
+        prepare: |rig| vec![object(rig, Heap::Vram).unwrap(), range(rig).unwrap()],
         take: gpu_map,
     },
     Case {
         name: "GPU mapping of host memory",
-        prepare: |gpu| vec![object(gpu, Heap::Host).unwrap(), range(gpu).unwrap()],
+        prepare: |rig| vec![object(rig, Heap::Host).unwrap(), range(rig).unwrap()],
         take: gpu_map,
     },
     Case {
         name: "channel",
         prepare: |_| vec![],
-        take: |gpu| {
-            let channel = gpu.queue.create_channel(ChannelKind::Copy)?;
-            Ok(Box::new(move || gpu.release.destroy_channel(channel)))
+        take: |rig| {
+            let channel = rig.gpu.queue.create_channel(ChannelKind::Copy)?;
+            Ok(Box::new(move || rig.gpu.release.destroy_channel(channel)))
         },
+    },
+    Case {
+        name: "imported memory",
+        prepare: |_| vec![],
+        take: import,
+    },
+    Case {
+        name: "range of imported memory",
+        prepare: |rig| vec![import(rig).unwrap()],
+        take: |rig| range_at(rig, rig.host.span()),
+    },
+    Case {
+        name: "GPU mapping of imported memory",
+        prepare: |rig| {
+            let range = range_at(rig, rig.host.span());
+            vec![import(rig).unwrap(), range.unwrap()]
+        },
+        take: |rig| gpu_map_at(rig, rig.host.span()),
+    },
+    Case {
+        name: "GPU mapping of another device's memory",
+        prepare: |rig| {
+            let (other, object) = (other(rig), share(rig).unwrap());
+            vec![other, object, range_at(rig, rig.there).unwrap()]
+        },
+        take: |rig| gpu_map_at(rig, rig.there),
     },
 ];
 
-/// What the driver and the books held before.
+/// What the driver and the books held at one moment.
 #[derive(PartialEq, Eq, Debug)]
 struct Held {
     driver: Live,
     books: Counters,
-}
-
-fn held(sim: &SimNodes, gpu: &Gpu) -> Held {
-    Held {
-        driver: sim.live(),
-        books: gpu.release.counters(),
-    }
 }
 
 /// Calls that a step makes.
@@ -152,50 +244,40 @@ fn check_error(error: &HalError, ending: &str, what: &str) {
     assert!(short && ending.is_empty(), "{what}: {error}");
 }
 
-fn closed(nv: &Nv, gpu: &Gpu, what: &str) {
-    assert!(gpu.release.close().is_zero(), "{what}: left at close");
-    assert_eq!(nv.refused(DeviceId(0)), [], "{what}: refused at close");
-    let left = nv.simulated().unwrap().live();
-    assert_eq!(left, Live::default(), "{what}: left in the driver");
-}
-
 /// Fails the calls `failing` of one allocation, then tries again and gives everything back.
 fn fail_taking(case: &Case, failing: &[u64], (failure, ending): (Failure, &str)) {
     let what = format!("{} with calls {failing:?} {failure:?}", case.name);
-    let nv = nv();
-    let sim = nv.simulated().unwrap();
-    let gpu = nv.open(DeviceId(0)).unwrap();
-    let mut needed = (case.prepare)(&gpu);
-    let before = held(sim, &gpu);
+    let rig = Rig::new();
+    let mut needed = (case.prepare)(&rig);
+    let before = rig.held();
 
-    sim.fail_calls(failing, failure);
-    let first = (case.take)(&gpu);
-    sim.clear_failures();
+    rig.sim().fail_calls(failing, failure);
+    let first = (case.take)(&rig);
+    rig.sim().clear_failures();
     let error = first.err().unwrap_or_else(|| panic!("{what}: succeeded"));
     check_error(&error, ending, &what);
     if let [_] = failing {
-        assert_eq!(held(sim, &gpu), before, "{what}: held after the failure");
+        assert_eq!(rig.held(), before, "{what}: held after the failure");
     }
-    assert_eq!(gpu.release.counters(), before.books, "{what}");
+    assert_eq!(rig.gpu.release.counters(), before.books, "{what}");
 
-    let mut undo = (case.take)(&gpu).unwrap_or_else(|error| panic!("{what}: second: {error}"));
+    let mut undo = (case.take)(&rig).unwrap_or_else(|error| panic!("{what}: second: {error}"));
     undo().unwrap();
     drop(undo);
-    assert_eq!(held(sim, &gpu), before, "{what}: held after the second try");
+    assert_eq!(rig.held(), before, "{what}: held after the second try");
     while let Some(mut undo) = needed.pop() {
         undo().unwrap();
     }
     drop(needed);
-    closed(&nv, &gpu, &what);
+    rig.close(&what);
 }
 
 /// System calls that the first try of an allocation makes.
 fn length(case: &Case) -> u64 {
-    let nv = nv();
-    let gpu = nv.open(DeviceId(0)).unwrap();
-    let needed = (case.prepare)(&gpu);
-    let made = calls(nv.simulated().unwrap(), || {
-        drop((case.take)(&gpu).unwrap());
+    let rig = Rig::new();
+    let needed = (case.prepare)(&rig);
+    let made = calls(rig.sim(), || {
+        drop((case.take)(&rig).unwrap());
     });
     drop(needed);
     made
@@ -243,77 +325,92 @@ fn a_release_that_fails_at_any_call_stays_counted_and_succeeds_the_second_time()
 /// Fails one call of a release; false when the release makes fewer calls.
 fn fail_giving(case: &Case, call: u64, (failure, ending): (Failure, &str)) -> bool {
     let what = format!("release of {} at call {call} by {failure:?}", case.name);
-    let nv = nv();
-    let sim = nv.simulated().unwrap();
-    let gpu = nv.open(DeviceId(0)).unwrap();
-    let mut needed = (case.prepare)(&gpu);
-    let before = held(sim, &gpu);
-    let mut undo = (case.take)(&gpu).unwrap();
-    let counted = gpu.release.counters();
-    sim.fail_calls(&[call], failure);
+    let rig = Rig::new();
+    let mut needed = (case.prepare)(&rig);
+    let before = rig.held();
+    let mut undo = (case.take)(&rig).unwrap();
+    let counted = rig.gpu.release.counters();
+    rig.sim().fail_calls(&[call], failure);
     let first = undo();
-    sim.clear_failures();
+    rig.sim().clear_failures();
     let failed = first.is_err();
     if let Err(error) = first {
         check_error(&error, ending, &what);
-        assert_eq!(gpu.release.counters(), counted, "{what}: forgotten");
+        assert_eq!(rig.gpu.release.counters(), counted, "{what}: forgotten");
         undo().unwrap_or_else(|error| panic!("{what}: second: {error}"));
     }
     drop(undo);
-    assert_eq!(held(sim, &gpu), before, "{what}: held at the end");
+    assert_eq!(rig.held(), before, "{what}: held at the end");
     while let Some(mut undo) = needed.pop() {
         undo().unwrap();
     }
     drop(needed);
-    closed(&nv, &gpu, &what);
+    rig.close(&what);
+    failed
+}
+
+/// Fails one call of an open of the first device; whether the open failed.
+fn fail_opening(other: Option<DeviceId>, call: u64, (failure, ending): (Failure, &str)) -> bool {
+    let what = format!("open beside {other:?} at call {call} by {failure:?}");
+    let Rig { nv, gpu, .. } = Rig::new();
+    let sim = nv.simulated().unwrap();
+    gpu.release.close();
+    let other = other.map(|id| nv.open(id).unwrap());
+    let before = sim.live();
+    sim.fail_calls(&[call], failure);
+    let first = nv.open(DeviceId(0));
+    sim.clear_failures();
+    let failed = first.is_err();
+    // Calls past the last one of opening belong to closing.
+    match first {
+        Err(error) => {
+            check_error(&error, ending, &what);
+            assert_eq!(sim.live(), before, "{what}");
+        }
+        Ok(gpu) => drop(gpu.release.close()),
+    }
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+    gpu.release.close();
+    assert_eq!(nv.refused(DeviceId(0)), [], "{what}");
+    assert_eq!(sim.live(), before, "{what}: left by the second one");
+    if let Some(other) = other {
+        other.queue.create_channel(ChannelKind::Copy).unwrap();
+        other.release.close();
+    }
+    assert_eq!(sim.live(), Live::default(), "{what}: left at the end");
     failed
 }
 
 #[test]
 fn an_open_that_fails_at_any_call_leaves_nothing_and_succeeds_the_second_time() {
-    let length = {
-        let nv = nv();
-        calls(nv.simulated().unwrap(), || {
-            nv.open(DeviceId(0)).map(drop).unwrap();
-        })
-    };
-    let mut failures = 0;
-    for (failure, ending) in FAILURES {
-        for call in 1..=length {
-            let what = format!("open at call {call} by {failure:?}");
-            let nv = nv();
-            let sim = nv.simulated().unwrap();
-            sim.fail_calls(&[call], failure);
-            let first = nv.open(DeviceId(0));
-            sim.clear_failures();
-            // Calls past the last one of opening belong to closing.
-            match first {
-                Err(error) => {
-                    failures += 1;
-                    check_error(&error, ending, &what);
-                    assert_eq!(sim.live(), Live::default(), "{what}");
-                }
-                Ok(gpu) => drop(gpu.release.close()),
-            }
-            let gpu = nv.open(DeviceId(0)).unwrap();
-            closed(&nv, &gpu, &what);
+    // Mission rows A3, A4: alone, and joining another device with which it becomes a peer.
+    for other in [None, Some(DeviceId(1))] {
+        let mut failures = 0;
+        for failure in FAILURES {
+            let failed = (1..60).filter(|&call| fail_opening(other, call, failure));
+            failures += failed.count();
         }
+        assert!(failures > 3 * 16, "{failures} failures beside {other:?}");
     }
-    assert!(failures > 3 * 20, "{failures} failures of {length} calls");
 }
 
 #[test]
 fn a_close_that_is_refused_anything_says_so_and_the_kernel_takes_the_rest() {
     for call in 1.. {
-        let nv = nv();
-        let sim = nv.simulated().unwrap();
-        let gpu = nv.open(DeviceId(0)).unwrap();
+        let rig = Rig::new();
+        let Rig { nv, gpu, .. } = &rig;
+        let sim = rig.sim();
         gpu.memory.create(Heap::Vram, LEN).unwrap();
+        gpu.memory.import(&rig.host).unwrap();
         gpu.queue.create_channel(ChannelKind::Compute).unwrap();
         sim.fail_calls(&[call], FAILURES[0].0);
         let left = gpu.release.close();
         let refused = nv.refused(DeviceId(0));
-        assert_eq!((left.objects, left.channels), (1, 1));
+        assert_eq!(
+            (left.objects, left.pinned, left.channels),
+            (2, LEN / 4096, 1)
+        );
         assert_eq!(sim.live(), Live::default(), "call {call}");
         match &refused[..] {
             [] => {
@@ -328,17 +425,16 @@ fn a_close_that_is_refused_anything_says_so_and_the_kernel_takes_the_rest() {
 
 /// Runs a write to nowhere on a channel, with calls of the question why it stopped refused.
 fn fault_with(failing: &[u64], failure: Failure) -> Fault {
-    let nv = nv();
-    let sim = nv.simulated().unwrap();
-    let gpu = nv.open(DeviceId(0)).unwrap();
-    let before = held(sim, &gpu);
+    let rig = Rig::new();
+    let (sim, gpu) = (rig.sim(), &rig.gpu);
+    let before = rig.held();
     let channel = gpu.queue.create_channel(ChannelKind::Copy).unwrap();
     let fence = Fence {
         timeline: gpu.queue.create_timeline().unwrap(),
         value: 1,
     };
     let nowhere = Op::Fill {
-        dst: Va(span(&gpu).start()),
+        dst: Va(span(gpu).start()),
         len: 1,
         byte: 0,
     };
@@ -353,8 +449,8 @@ fn fault_with(failing: &[u64], failure: Failure) -> Fault {
     assert_eq!(gpu.queue.take_faults(), [fault]);
     gpu.release.destroy_channel(channel).unwrap();
     gpu.release.destroy_timeline(fence.timeline).unwrap();
-    assert_eq!(held(sim, &gpu), before, "{failing:?} {failure:?}");
-    closed(&nv, &gpu, "after a fault");
+    assert_eq!(rig.held(), before, "{failing:?} {failure:?}");
+    rig.close("after a fault");
     fault
 }
 

@@ -7,7 +7,7 @@ use crate::bench::{Bench, PAGE, TIMEOUT, bytes, copy};
 use vrampager_addr::Span;
 use vrampager_hal::{
     Access, ChannelKind, Counters, DeviceId, DeviceLossCause, Discovery, Fault, FaultKind,
-    HalError, Heap, Op, Storage, StorageError,
+    HalError, Heap, HostPage, HostRange, Op, Storage, StorageError,
 };
 use vrampager_sim::{Call, Injection, POISON, SimStorage, Simulator, StorageFault};
 
@@ -94,6 +94,11 @@ fn the_nth_call_of_each_kind_fails_and_changes_nothing() {
             Call::ReleaseVa => release.release_va(spare),
             Call::DestroyChannel => release.destroy_channel(bench.channel),
             Call::DestroyTimeline => release.destroy_timeline(bench.timeline),
+            Call::Import => {
+                let host = HostRange::of(HostPage::zeroed(1)).unwrap();
+                memory.import(&host).map(drop)
+            }
+            Call::Share => memory.share(DeviceId(0), buffer.mem).map(drop),
         };
         assert!(failed.is_err(), "{call:?}");
         assert_eq!(bench.gpu.release.counters(), before, "{call:?}");

@@ -212,6 +212,7 @@ impl World {
             ranges: count,
             va_bytes: bytes(None),
             pages: bytes(None) / PAGE,
+            pinned: 0,
             channels: 1,
             timelines: 1,
         };

@@ -1,0 +1,240 @@
+//! Several devices of one context: what they share, and how they part.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vrampager_addr::{Span, Va};
+use vrampager_hal::{
+    Access, ChannelKind, Counters, DeviceId, Discovery, Fence, Gpu, GpuMap, HalError, Heap,
+    HostPage, HostRange, MemId, Op,
+};
+use vrampager_nv::{Nv, Planes, SimNodes};
+use vrampager_nv_abi::{Status, uvm};
+use vrampager_nv_driver::{Failure, Injection, Kind, Live};
+
+const PAGE: u64 = 4096;
+
+struct Rig {
+    nv: Arc<Nv>,
+    gpus: [Gpu; 2],
+}
+
+impl Rig {
+    fn new() -> Self {
+        let nv = nv();
+        let gpus = [0, 1].map(|n| nv.open(DeviceId(n)).unwrap());
+        Self { nv, gpus }
+    }
+
+    fn sim(&self) -> &SimNodes {
+        self.nv.simulated().unwrap()
+    }
+
+    fn live(&self) -> Live {
+        self.sim().live()
+    }
+}
+
+fn nv() -> Arc<Nv> {
+    let config = "sim,gpus=2,vram=64M".parse().unwrap();
+    Nv::new(config, &Planes::default()).unwrap()
+}
+
+fn host() -> HostRange {
+    HostRange::of(HostPage::zeroed(1)).unwrap()
+}
+
+/// The first page of a device's own addresses.
+fn page(gpu: &Gpu) -> Span {
+    gpu.info.zones[0].span.slice(0, PAGE).unwrap()
+}
+
+fn map(gpu: &Gpu, mem: MemId, span: Span) -> Result<(), HalError> {
+    gpu.memory.map_gpu(GpuMap {
+        va: Va(span.start()),
+        mem,
+        offset: 0,
+        len: span.len(),
+        access: Access::Write,
+    })
+}
+
+/// Writes a page on a channel of its own.
+fn fill(gpu: &Gpu, span: Span) -> Result<(), HalError> {
+    let channel = gpu.queue.create_channel(ChannelKind::Copy)?;
+    let timeline = gpu.queue.create_timeline()?;
+    let fence = Fence { timeline, value: 1 };
+    let fill = Op::Fill {
+        dst: Va(span.start()),
+        len: span.len(),
+        byte: 1,
+    };
+    gpu.queue.submit(channel, &[fill, Op::Signal(fence)])?;
+    let result = gpu.queue.wait(fence, Duration::from_secs(10));
+    gpu.release.destroy_channel(channel)?;
+    gpu.release.destroy_timeline(timeline)?;
+    result
+}
+
+/// Makes the next request of a kind to unified memory fail.
+fn refuse(sim: &SimNodes, number: u32, status: Status) {
+    sim.inject(Injection {
+        kind: Kind::Uvm,
+        number,
+        nth: 1,
+        failure: Failure::Status(status),
+    });
+}
+
+/// Mission rows A3, A4: the state is the context's.
+#[test]
+fn devices_of_one_context_are_one_client_and_the_last_to_close_takes_it_down() {
+    let rig = Rig::new();
+    assert_eq!((rig.live().clients, rig.live().uvm_gpus), (1, 2));
+    let other = nv();
+    let gpu = other.open(DeviceId(0)).unwrap();
+    assert_eq!(rig.live().clients, 1, "another context is another client");
+    gpu.release.close();
+    rig.gpus[0].release.close();
+    assert_eq!((rig.live().clients, rig.live().uvm_gpus), (1, 1));
+    let again = rig.nv.open(DeviceId(0)).unwrap();
+    again.release.close();
+    rig.gpus[1].release.close();
+    assert_eq!(rig.live(), Live::default());
+}
+
+/// Mission row A8: pins and ranges are counted by device and buffer.
+#[test]
+fn memory_imported_by_two_devices_is_pinned_once_and_returned_by_the_last() {
+    let rig = Rig::new();
+    let (before, host) = (rig.live(), host());
+    let mems = rig.gpus.each_ref().map(|gpu| {
+        let mem = gpu.memory.import(&host).unwrap();
+        gpu.memory.reserve_va(host.span()).unwrap();
+        map(gpu, mem, host.span()).unwrap();
+        mem
+    });
+    let live = rig.live();
+    assert_eq!(live.pins - before.pins, 1);
+    assert_eq!(live.uvm_ranges - before.uvm_ranges, 1);
+    assert_eq!(live.uvm_maps - before.uvm_maps, 2);
+    for (gpu, mem) in rig.gpus.iter().zip(mems) {
+        assert_ne!(rig.live(), before);
+        fill(gpu, host.span()).unwrap();
+        gpu.release.unmap_gpu(host.span()).unwrap();
+        gpu.release.release_va(host.span()).unwrap();
+        gpu.release.destroy(mem).unwrap();
+        assert_eq!(gpu.release.counters(), Counters::default());
+    }
+    assert_eq!(rig.live(), before);
+}
+
+/// Mission rows A4, A8: peers are parted before a device goes, and what was shared goes with it.
+#[test]
+fn closing_the_owner_of_shared_memory_takes_it_away_and_leaves_the_other_device_running() {
+    let rig = Rig::new();
+    let [owner, other] = &rig.gpus;
+    let mem = owner.memory.create(Heap::Vram, PAGE).unwrap();
+    owner.memory.reserve_va(page(owner)).unwrap();
+    let shared = other.memory.share(DeviceId(0), mem).unwrap();
+    other.memory.reserve_va(page(owner)).unwrap();
+    map(other, shared, page(owner)).unwrap();
+    fill(other, page(owner)).unwrap();
+
+    owner.release.close();
+    assert_eq!(rig.nv.refused(DeviceId(0)), []);
+    let fault = fill(other, page(owner)).unwrap_err();
+    assert!(matches!(fault, HalError::Fault(_)), "{fault}");
+    other.release.unmap_gpu(page(owner)).unwrap();
+    let gone = Err(HalError::NoDevice(DeviceId(0)));
+    assert_eq!(map(other, shared, page(owner)), gone);
+    assert_eq!(other.memory.share(DeviceId(0), mem).map(drop), gone);
+
+    // The same numbers mean other things once the device is open again.
+    let again = rig.nv.open(DeviceId(0)).unwrap();
+    let new = again.memory.create(Heap::Vram, PAGE).unwrap();
+    assert_eq!(map(other, shared, page(owner)), gone);
+    other.release.release_va(page(owner)).unwrap();
+    other.release.destroy(shared).unwrap();
+    again.memory.reserve_va(page(owner)).unwrap();
+    map(&again, new, page(owner)).unwrap();
+    fill(&again, page(owner)).unwrap();
+    other.memory.reserve_va(page(other)).unwrap();
+    let own = other.memory.create(Heap::Vram, PAGE).unwrap();
+    map(other, own, page(other)).unwrap();
+    fill(other, page(other)).unwrap();
+    again.release.close();
+    other.release.close();
+    assert_eq!(rig.live(), Live::default());
+}
+
+/// Mission row A4: what the hardware cannot do is said, and hinders nothing else.
+#[test]
+fn devices_that_are_no_peers_open_and_refuse_to_share_device_memory_only() {
+    let nv = nv();
+    let sim = nv.simulated().unwrap();
+    refuse(sim, uvm::ENABLE_PEER_ACCESS, Status::NOT_SUPPORTED);
+    let [owner, other] = [0, 1].map(|n| nv.open(DeviceId(n)).unwrap());
+    let mem = owner.memory.create(Heap::Vram, PAGE).unwrap();
+    let why = "peer access between these devices";
+    let refused = other.memory.share(DeviceId(0), mem);
+    assert_eq!(refused, Err(HalError::Unsupported(why)));
+    let mem = owner.memory.create(Heap::Host, PAGE).unwrap();
+    let shared = other.memory.share(DeviceId(0), mem).unwrap();
+    other.memory.reserve_va(page(&other)).unwrap();
+    map(&other, shared, page(&other)).unwrap();
+    fill(&other, page(&other)).unwrap();
+    owner.release.close();
+    other.release.close();
+    let refused = [0, 1].map(|n| nv.refused(DeviceId(n)));
+    assert_eq!(
+        refused,
+        [vec![], vec![]],
+        "no pair that is not there is parted"
+    );
+    assert_eq!(sim.live(), Live::default());
+}
+
+/// Mission rows A6, A12: what a close is refused outlives it while other devices are open.
+#[test]
+fn what_one_device_could_not_undo_is_undone_before_it_is_opened_again() {
+    const UNDONE: [u32; 4] = [
+        uvm::FREE,
+        uvm::DISABLE_PEER_ACCESS,
+        uvm::UNREGISTER_GPU_VASPACE,
+        uvm::UNREGISTER_GPU,
+    ];
+    for number in UNDONE {
+        let rig = Rig::new();
+        let [gpu, other] = &rig.gpus;
+        gpu.release.close();
+        let alone = rig.live();
+        let gpu = rig.nv.open(DeviceId(0)).unwrap();
+        gpu.memory.reserve_va(page(&gpu)).unwrap();
+        refuse(rig.sim(), number, Status::INVALID_STATE);
+        gpu.release.close();
+        assert_eq!(rig.nv.refused(DeviceId(0)).len(), 1, "{number}");
+        fill(other, page(other)).expect_err("nothing is mapped there");
+
+        let gpu = rig.nv.open(DeviceId(0)).unwrap();
+        gpu.memory.reserve_va(page(&gpu)).unwrap();
+        gpu.release.release_va(page(&gpu)).unwrap();
+        gpu.release.close();
+        assert_eq!(rig.nv.refused(DeviceId(0)), [], "{number}");
+        assert_eq!(rig.live(), alone, "{number}");
+        other.release.close();
+        assert_eq!(rig.live(), Live::default(), "{number}");
+    }
+}
+
+/// Two address spaces would take this; the one of a context says no.
+#[test]
+fn a_range_that_overlaps_one_of_another_device_is_refused_by_the_driver() {
+    let rig = Rig::new();
+    let [gpu, other] = &rig.gpus;
+    let two = gpu.info.zones[0].span.slice(0, 2 * PAGE).unwrap();
+    gpu.memory.reserve_va(two).unwrap();
+    let error = other.memory.reserve_va(page(gpu)).unwrap_err();
+    assert!(error.to_string().contains("UVM_ADDRESS_IN_USE"), "{error}");
+    assert_eq!(other.release.counters(), Counters::default());
+}
