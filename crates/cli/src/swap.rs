@@ -224,7 +224,7 @@ impl Job<'_> {
         let start = Instant::now();
         let mut work = self.pager.submission();
         for buffer in &model.buffers()[part] {
-            work.read(buffer)?;
+            work.read(*buffer)?;
         }
         let done = work.submit().and_then(|work| work.wait());
         *taken += start.elapsed();

@@ -89,8 +89,8 @@ pub trait Memory: Send + Sync + Debug {
     fn create(&self, heap: Heap, size: u64) -> Result<MemId, HalError>;
 
     /// Makes an object of host memory that belongs to somebody else (mission rows A8, A9). The
-    /// device sees the very bytes. They stay pinned, and the range with its owner is kept, until the
-    /// object is destroyed, which frees none of them. Devices of one discovery that import the
+    /// device sees the very bytes. They stay pinned, and the range with its owner is kept, until
+    /// the object is destroyed, which frees none of them. Devices of one discovery that import the
     /// same memory pin it once.
     ///
     /// # Errors

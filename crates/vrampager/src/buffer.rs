@@ -219,7 +219,7 @@ impl Buffer {
         Ok(Pinned { buffer: self, va })
     }
 
-    pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<(), Error> {
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), Error> {
         check_range(|| self.name.to_string(), self.len, offset, len)
     }
 
@@ -238,7 +238,12 @@ impl Drop for Buffer {
     }
 }
 
-fn check_range(what: impl Fn() -> String, size: u64, offset: u64, len: u64) -> Result<(), Error> {
+pub(crate) fn check_range(
+    what: impl Fn() -> String,
+    size: u64,
+    offset: u64,
+    len: u64,
+) -> Result<(), Error> {
     let inside = offset.checked_add(len).is_some_and(|end| end <= size);
     if inside {
         Ok(())

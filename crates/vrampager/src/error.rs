@@ -2,8 +2,9 @@ use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error as ThisError;
+use vrampager_addr::Span;
 use vrampager_core::OpenError;
-use vrampager_hal::{Fault, HalError, HalErrorKind};
+use vrampager_hal::{Fault, HalError, HalErrorKind, Misaligned};
 use vrampager_sim::SimError;
 
 pub use vrampager_core::ErrorKind;
@@ -66,7 +67,7 @@ pub enum Error {
         /// Bytes there are.
         size: u64,
     },
-    /// A copy within one buffer has overlapping ranges.
+    /// A copy within one buffer or import has overlapping ranges.
     #[error("copy of {len} bytes within `{buffer}` overlaps itself")]
     Overlap {
         /// Its name.
@@ -74,17 +75,30 @@ pub enum Error {
         /// Bytes.
         len: u64,
     },
-    /// A buffer of another pager was named.
-    #[error("buffer `{buffer}` belongs to another pager")]
+    /// A buffer or import of another pager was named.
+    #[error("`{buffer}` belongs to another pager")]
     Foreign {
         /// Its name.
         buffer: String,
     },
+    /// Host memory cannot be imported at its address, where the device has something else.
+    #[error("host memory at {span} overlaps {used}, which the device uses otherwise")]
+    AddressesInUse {
+        /// The memory.
+        span: Span,
+        /// Addresses of buffers, or another import.
+        used: Span,
+    },
+    /// Host memory is not made of whole pages.
+    #[error(transparent)]
+    Misaligned(#[from] Misaligned),
     /// The pager cannot be closed yet; it has been left open for them.
-    #[error("{buffers} buffers are still alive")]
+    #[error("{buffers} buffers and {imports} imports are still alive")]
     InUse {
-        /// How many.
+        /// How many buffers.
         buffers: usize,
+        /// How many imports.
+        imports: usize,
     },
 }
 
@@ -100,6 +114,8 @@ impl Error {
             | Self::NvConfiguration(_)
             | Self::Range { .. }
             | Self::Overlap { .. }
+            | Self::AddressesInUse { .. }
+            | Self::Misaligned(_)
             | Self::Foreign { .. } => ErrorKind::Invalid,
             Self::InUse { .. } => ErrorKind::Busy,
             Self::Device(error) | Self::Access(vrampager_core::EffectError::Hal(error)) => {

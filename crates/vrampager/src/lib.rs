@@ -41,6 +41,7 @@
 mod buffer;
 mod error;
 mod file;
+mod import;
 mod machine;
 mod pager;
 mod shell;
@@ -50,13 +51,14 @@ mod worker;
 pub use buffer::{Buffer, BufferBuilder, Pinned};
 pub use error::{Error, ErrorKind};
 pub use file::{FileBacking, SwapFile};
+pub use import::Import;
 pub use pager::{Pager, PagerBuilder, Stats, discover};
-pub use submission::{Submission, Submitted};
+pub use submission::{Operand, Submission, Submitted};
 pub use vrampager_core::{
     Domain, DomainReport, MemType, Place, Placement, Preference, Priority, Shortage, Snapshot,
     Totals,
 };
-pub use vrampager_hal::{Access, Counters, DeviceInfo};
+pub use vrampager_hal::{Access, Counters, DeviceInfo, HostPage, HostRange, Misaligned};
 pub use vrampager_sim::EngineStats;
 
 /// Runs the README's example with the tests.

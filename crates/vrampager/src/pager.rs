@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use vrampager_core::{FileId, Limits, Snapshot};
 use vrampager_hal::{
-    ChannelKind, Counters, DeviceId, DeviceInfo, Discovery, HalError, Storage, TimelineId,
+    ChannelKind, Counters, DeviceId, DeviceInfo, Discovery, HalError, HostRange, Storage,
+    TimelineId,
 };
 use vrampager_sim::EngineStats;
 
 use crate::buffer::BufferBuilder;
 use crate::error::Error;
 use crate::file::{FileBacking, Source, SwapFile};
+use crate::import::Import;
 use crate::machine::Machine;
 use crate::shell::Shell;
 use crate::submission::Submission;
@@ -86,7 +88,7 @@ impl PagerBuilder {
             swap: swap_bytes,
         };
         let gpu = self.machine.discovery().open(self.info.id)?;
-        let (device, runner) = vrampager_core::open(gpu, limits, swap)?;
+        let (device, runner) = vrampager_core::open(gpu.clone(), limits, swap)?;
         let stream = match runner.open_stream(ChannelKind::Compute) {
             Ok(stream) => stream,
             Err(error) => {
@@ -94,7 +96,7 @@ impl PagerBuilder {
                 return Err(error.into());
             }
         };
-        let shell = Arc::new(Shell::new(device, runner));
+        let shell = Arc::new(Shell::new(device, runner, gpu));
         let worker = Worker::start(&shell).map_err(Error::Worker)?;
         Ok(Pager {
             info: self.info,
@@ -109,7 +111,8 @@ impl PagerBuilder {
 
 /// One GPU under management. Shared between threads by reference or in an `Arc`.
 ///
-/// Dropping it while buffers are alive is allowed: the device closes with the last of them.
+/// Dropping it while buffers or imports are alive is allowed: the device closes with the last of
+/// them.
 #[derive(Debug)]
 pub struct Pager {
     info: DeviceInfo,
@@ -139,17 +142,30 @@ impl Pager {
     /// [`Error::UnknownDevice`], [`Error::Configuration`] or [`Error::NvConfiguration`] naming the
     /// key that is wrong, [`Error::Device`] when there is no such device.
     pub fn builder(device: &str) -> Result<PagerBuilder, Error> {
+        let first = Self::builders(device)?.into_iter().next();
+        Ok(first.ok_or(HalError::NoDevice(DeviceId(0)))?)
+    }
+
+    /// All devices that `device` names, in one context: what they import is pinned once.
+    ///
+    /// # Errors
+    /// As for [`builder`](Self::builder), but no device is an empty list.
+    pub fn builders(device: &str) -> Result<Vec<PagerBuilder>, Error> {
         let machine = Machine::find(device)?;
-        let first = machine.discovery().devices()?.into_iter().next();
-        let info = first.ok_or(HalError::NoDevice(DeviceId(0)))?;
-        Ok(PagerBuilder {
-            machine,
+        let builder = |info| PagerBuilder {
+            machine: machine.clone(),
             info,
             vram: None,
             gtt: None,
             host: 1 << 30,
             swap: None,
-        })
+        };
+        Ok(machine
+            .discovery()
+            .devices()?
+            .into_iter()
+            .map(builder)
+            .collect())
     }
 
     /// What the device is.
@@ -167,6 +183,17 @@ impl Pager {
     /// Begins to describe work for the device.
     pub fn submission(&self) -> Submission<'_> {
         Submission::new(self)
+    }
+
+    /// Lets the device use host memory that belongs to the caller, at the address that it has here.
+    /// Importing a range again counts it; devices of one driver pin it once.
+    ///
+    /// # Errors
+    /// [`Error::AddressesInUse`] for memory that overlaps a range of another import, or addresses
+    /// that buffers are given; [`Error::Device`] when the device cannot pin or map it: it is as if
+    /// nothing had been asked.
+    pub fn import(&self, host: &HostRange) -> Result<Import, Error> {
+        crate::import::import(&self.shell, host)
     }
 
     /// Takes an open file as backing for clean buffers. `path` is where it was opened, for reports
@@ -211,13 +238,16 @@ impl Pager {
     /// back: all zero unless the device misbehaved.
     ///
     /// # Errors
-    /// [`Error::InUse`] while buffers are alive. The device then closes with the last of them.
+    /// [`Error::InUse`] while buffers or imports are alive. The device then closes with the last of
+    /// them.
     pub fn close(mut self) -> Result<Counters, Error> {
         drop(self.worker.take());
         reap_all(&self.shell);
+        self.shell.give_back_imports();
         let buffers = self.shell.lock().snapshot().buffers;
-        if buffers > 0 {
-            return Err(Error::InUse { buffers });
+        let imports = self.shell.imports.alive();
+        if buffers > 0 || imports > 0 {
+            return Err(Error::InUse { buffers, imports });
         }
         Ok(self.shell.runner.close())
     }

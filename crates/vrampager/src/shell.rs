@@ -4,6 +4,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use vrampager_core::{Device, Done, Error, Grant, Runner, Step, TaskId};
+use vrampager_hal::{Gpu, HalError};
+
+use crate::import::Imports;
 
 /// A blocked request looks again at least this often, whatever it was told.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -17,6 +20,7 @@ pub(crate) struct Shell {
     device: Mutex<Device>,
     changed: Condvar,
     pub(crate) runner: Runner,
+    pub(crate) imports: Imports,
 }
 
 /// How a task came out of [`Shell::drive`].
@@ -27,11 +31,12 @@ pub(crate) enum Outcome {
 }
 
 impl Shell {
-    pub(crate) fn new(device: Device, runner: Runner) -> Self {
+    pub(crate) fn new(device: Device, runner: Runner, gpu: Gpu) -> Self {
         Self {
             device: Mutex::new(device),
             changed: Condvar::new(),
             runner,
+            imports: Imports::new(gpu),
         }
     }
 
@@ -102,6 +107,16 @@ impl Shell {
         }
     }
 
+    /// Waits for the work of imports that nobody holds, and gives them back. Those whose work does
+    /// not end stay for the closing of the device, which takes them from it.
+    pub(crate) fn give_back_imports(&self) {
+        self.imports
+            .give_back(|fence| match self.runner.wait(fence) {
+                Ok(()) | Err(HalError::DeviceLost(_)) => true,
+                Err(_) => false,
+            });
+    }
+
     fn pause(&self, device: MutexGuard<'_, Device>) {
         let epoch = device.epoch();
         let unchanged = |device: &mut Device| device.epoch() == epoch;
@@ -115,6 +130,7 @@ impl Drop for Shell {
         if self.device.get_mut().is_ok() {
             crate::worker::reap_all(self);
         }
+        self.give_back_imports();
         self.runner.close();
     }
 }

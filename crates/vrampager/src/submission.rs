@@ -6,8 +6,9 @@ use vrampager_addr::Va;
 use vrampager_core::{BufferId, Keep, Target, Use, View};
 use vrampager_hal::{Access, Fence, Op};
 
-use crate::buffer::{Buffer, Granted};
+use crate::buffer::{Buffer, Granted, check_range};
 use crate::error::Error;
+use crate::import::Import;
 use crate::pager::Pager;
 use crate::shell::Shell;
 
@@ -18,21 +19,80 @@ use crate::shell::Shell;
 pub struct Submission<'a> {
     pager: &'a Pager,
     uses: Vec<Use>,
+    imports: Vec<Import>,
     commands: Vec<Command>,
+}
+
+/// Memory that work can name.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// A buffer, which is brought into place.
+    Buffer(&'a Buffer),
+    /// Memory of the caller, which stays where it is.
+    Import(&'a Import),
+}
+
+impl<'a> From<&'a Buffer> for Operand<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl<'a> From<&'a Import> for Operand<'a> {
+    fn from(import: &'a Import) -> Self {
+        Self::Import(import)
+    }
+}
+
+impl Operand<'_> {
+    fn len(self) -> u64 {
+        match self {
+            Self::Buffer(buffer) => buffer.len(),
+            Self::Import(import) => import.len(),
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Buffer(buffer) => buffer.name().to_owned(),
+            Self::Import(import) => import.name(),
+        }
+    }
+
+    fn belongs_to(self, shell: &Arc<Shell>) -> bool {
+        match self {
+            Self::Buffer(buffer) => buffer.belongs_to(shell),
+            Self::Import(import) => import.belongs_to(shell),
+        }
+    }
+
+    fn is(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Buffer(one), Self::Buffer(other)) => one.id == other.id,
+            (Self::Import(one), Self::Import(other)) => one.gpu_address() == other.gpu_address(),
+            (Self::Buffer(_), Self::Import(_)) | (Self::Import(_), Self::Buffer(_)) => false,
+        }
+    }
+
+    fn at(self, offset: u64) -> At {
+        match self {
+            Self::Buffer(buffer) => At::Buffer(buffer.id, offset),
+            Self::Import(import) => At::Fixed(import.gpu_address().offset(offset)),
+        }
+    }
+}
+
+/// A place in memory that work names.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    Buffer(BufferId, u64),
+    Fixed(Va),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Command {
-    Fill {
-        dst: (BufferId, u64),
-        len: u64,
-        byte: u8,
-    },
-    Copy {
-        src: (BufferId, u64),
-        dst: (BufferId, u64),
-        len: u64,
-    },
+    Fill { dst: At, len: u64, byte: u8 },
+    Copy { src: At, dst: At, len: u64 },
 }
 
 impl<'a> Submission<'a> {
@@ -40,37 +100,41 @@ impl<'a> Submission<'a> {
         Self {
             pager,
             uses: Vec::new(),
+            imports: Vec::new(),
             commands: Vec::new(),
         }
     }
 
-    /// Names a buffer that the work reads.
+    /// Names memory that the work reads.
     ///
     /// # Errors
     /// [`Error::Foreign`].
-    pub fn read(&mut self, buffer: &Buffer) -> Result<&mut Self, Error> {
-        self.name(buffer, Access::Read)
+    pub fn read<'m>(&mut self, memory: impl Into<Operand<'m>>) -> Result<&mut Self, Error> {
+        self.name(memory.into(), Access::Read)
     }
 
-    /// Names a buffer that the work writes.
+    /// Names memory that the work writes.
     ///
     /// # Errors
     /// [`Error::Foreign`].
-    pub fn write(&mut self, buffer: &Buffer) -> Result<&mut Self, Error> {
-        self.name(buffer, Access::Write)
+    pub fn write<'m>(&mut self, memory: impl Into<Operand<'m>>) -> Result<&mut Self, Error> {
+        self.name(memory.into(), Access::Write)
     }
 
-    fn name(&mut self, buffer: &Buffer, access: Access) -> Result<&mut Self, Error> {
-        if !buffer.belongs_to(&self.pager.shell) {
+    fn name(&mut self, memory: Operand<'_>, access: Access) -> Result<&mut Self, Error> {
+        if !memory.belongs_to(&self.pager.shell) {
             return Err(Error::Foreign {
-                buffer: buffer.name().to_owned(),
+                buffer: memory.name(),
             });
         }
-        self.uses.push(Use {
-            buffer: buffer.id,
-            access,
-            target: Target::Gpu,
-        });
+        match memory {
+            Operand::Buffer(buffer) => self.uses.push(Use {
+                buffer: buffer.id,
+                access,
+                target: Target::Gpu,
+            }),
+            Operand::Import(import) => self.imports.push(import.clone()),
+        }
         Ok(self)
     }
 
@@ -78,44 +142,44 @@ impl<'a> Submission<'a> {
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Foreign`].
-    pub fn fill(
+    pub fn fill<'m>(
         &mut self,
-        buffer: &Buffer,
+        memory: impl Into<Operand<'m>>,
         offset: u64,
         len: u64,
         byte: u8,
     ) -> Result<&mut Self, Error> {
-        buffer.check_range(offset, len)?;
-        self.name(buffer, Access::Write)?;
+        let memory = memory.into();
+        check_range(|| memory.name(), memory.len(), offset, len)?;
+        self.name(memory, Access::Write)?;
         self.commands.push(Command::Fill {
-            dst: (buffer.id, offset),
+            dst: memory.at(offset),
             len,
             byte,
         });
         Ok(self)
     }
 
-    /// Adds: copy `len` bytes between two buffers, each from its offset on.
+    /// Adds: copy `len` bytes from one memory to another, each from its offset on.
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::Foreign`], [`Error::Overlap`].
-    pub fn copy(
+    pub fn copy<'s, 'd>(
         &mut self,
-        (src, src_offset): (&Buffer, u64),
-        (dst, dst_offset): (&Buffer, u64),
+        (src, src_offset): (impl Into<Operand<'s>>, u64),
+        (dst, dst_offset): (impl Into<Operand<'d>>, u64),
         len: u64,
     ) -> Result<&mut Self, Error> {
-        src.check_range(src_offset, len)?;
-        dst.check_range(dst_offset, len)?;
-        if src.id == dst.id && src_offset.abs_diff(dst_offset) < len {
-            return Err(Error::Overlap {
-                buffer: src.name().to_owned(),
-                len,
-            });
+        let (src, dst) = (src.into(), dst.into());
+        check_range(|| src.name(), src.len(), src_offset, len)?;
+        check_range(|| dst.name(), dst.len(), dst_offset, len)?;
+        if src.is(dst) && src_offset.abs_diff(dst_offset) < len {
+            let buffer = src.name();
+            return Err(Error::Overlap { buffer, len });
         }
         self.name(src, Access::Read)?;
         self.name(dst, Access::Write)?;
-        let (src, dst) = ((src.id, src_offset), (dst.id, dst_offset));
+        let (src, dst) = (src.at(src_offset), dst.at(dst_offset));
         self.commands.push(Command::Copy { src, dst, len });
         Ok(self)
     }
@@ -133,11 +197,11 @@ impl<'a> Submission<'a> {
         let fence = shell
             .runner
             .submit(self.pager.stream, &granted.grant.waits, &ops)?;
+        for import in &self.imports {
+            import.used_by(fence);
+        }
         granted.finish(Some(fence), Keep::Evictable);
-        Ok(Submitted {
-            shell: shell.clone(),
-            fence,
-        })
+        Ok(Submitted::new(shell, fence))
     }
 
     fn operations(&self, views: &[View]) -> Vec<Op> {
@@ -148,7 +212,10 @@ impl<'a> Submission<'a> {
                 .entry(each.buffer)
                 .or_insert_with(|| distinct.next().expect("one view for each buffer").va);
         }
-        let at = |(buffer, offset): (BufferId, u64)| -> Va { addresses[&buffer].offset(offset) };
+        let at = |at: At| match at {
+            At::Buffer(buffer, offset) => addresses[&buffer].offset(offset),
+            At::Fixed(va) => va,
+        };
         let command = |command: &Command| match *command {
             Command::Fill { dst, len, byte } => Op::Fill {
                 dst: at(dst),
@@ -178,6 +245,13 @@ pub struct Submitted {
 }
 
 impl Submitted {
+    pub(crate) fn new(shell: &Arc<Shell>, fence: Fence) -> Self {
+        Self {
+            shell: Arc::clone(shell),
+            fence,
+        }
+    }
+
     /// Waits until the work is over.
     ///
     /// # Errors

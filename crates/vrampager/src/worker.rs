@@ -52,13 +52,22 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 fn work(shell: &Shell, stop: &AtomicBool) {
     let stopped = || stop.load(Ordering::SeqCst);
-    let idle = |device: &Device| !stopped() && device.next_ghost().is_none();
+    let idle = |device: &Device| {
+        !stopped() && device.next_ghost().is_none() && !shell.imports.any_retired()
+    };
     while !stopped() {
+        let imports = shell.imports.give_back_finished();
         let device = shell.lock_observed();
         let pending = device.next_ghost().map(<[Fence]>::to_vec);
         let ripe = device.has_ripe_ghost();
         drop(device);
+        let pending = match imports {
+            Some(fence) => Some(pending.unwrap_or_else(|| vec![fence])),
+            None => pending,
+        };
         match pending {
+            // Refused by the device: not worth a thread that never rests.
+            None if shell.imports.any_retired() => shell.wait_until(PATIENCE, |_| stopped()),
             None => shell.wait_until(Duration::from_secs(3600), |device| !idle(device)),
             Some(_) if ripe => {
                 reap_one(shell);
@@ -70,7 +79,10 @@ fn work(shell: &Shell, stop: &AtomicBool) {
                 match waited {
                     Ok(()) | Err(HalError::Timeout { .. }) => {}
                     // Core hears of a lost device by a step that fails; anything else may pass.
-                    Err(_) => {
+                    Err(error) => {
+                        if matches!(error, HalError::DeviceLost(_)) {
+                            shell.imports.give_back(|_| true);
+                        }
                         reap_one(shell);
                         shell.wait_until(PATIENCE, |_| stopped());
                     }

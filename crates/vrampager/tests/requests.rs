@@ -208,7 +208,16 @@ fn closing_with_live_buffers_says_how_many() {
     let pager = pager();
     let _alive = pager.buffer("alive", 1).create().unwrap();
     let error = pager.close().unwrap_err();
-    assert!(matches!(error, Error::InUse { buffers: 1 }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::InUse {
+                buffers: 1,
+                imports: 0
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,0 +1,318 @@
+//! Host memory that belongs to the caller (mission rows A8, A9).
+//!
+//! An import never moves and is no buffer of the manager's: it takes no room in any domain, and
+//! the device sees it at the address that it has in the process. What is dropped while the device
+//! may still use it is given back by the worker thread, layer by layer, once its fence is over.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vrampager_addr::{Span, Va};
+use vrampager_hal::{Access, Fence, Gpu, GpuMap, HalError, HostRange, MemId};
+
+use crate::error::Error;
+use crate::shell::Shell;
+use crate::submission::Submitted;
+
+/// Host memory of the caller's, for the device to use where the CPU has it.
+///
+/// The pager never frees it. It stays pinned while this, a clone or a [`Submission`] that names it
+/// is alive, and until the work that uses it is over; then the pager lets go of the [`HostRange`],
+/// and with it of its owner. Dropping never blocks.
+///
+/// [`Submission`]: crate::Submission
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::Ordering;
+/// use vrampager::{HostPage, HostRange, Pager};
+///
+/// let pager = Pager::builder("sim:vram=16M")?.host(16 << 20).open()?;
+/// let buffer = pager.buffer("weights", 8192).create()?;
+/// let pages = HostPage::zeroed(2);
+/// pages[1].bytes()[5].store(7, Ordering::Relaxed);
+///
+/// let import = pager.import(&HostRange::of(pages.clone())?)?;
+/// let mut work = pager.submission();
+/// work.copy((&import, 0), (&buffer, 0), 8192)?;
+/// work.submit()?;
+/// import.last_access().expect("it has been used").wait()?;
+///
+/// let mut byte = [0];
+/// buffer.read(4096 + 5, &mut byte)?;
+/// assert_eq!(byte, [7]);
+/// # drop((work, import, buffer));
+/// # pager.close()?;
+/// # assert_eq!(Arc::strong_count(&pages), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Import {
+    shell: Arc<Shell>,
+    span: Span,
+}
+
+impl Import {
+    /// Where the device sees its first byte, which is where the CPU has it.
+    #[must_use]
+    pub fn gpu_address(&self) -> Va {
+        Va(self.span.start())
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.span.len()
+    }
+
+    /// Always false: there is at least a page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.span.is_empty()
+    }
+
+    /// The last work handed to the device that names this memory, to be waited for: once it is
+    /// over, and while nothing else is submitted, the device does not touch the memory. `None`
+    /// when no work has named it.
+    #[must_use]
+    pub fn last_access(&self) -> Option<Submitted> {
+        let fence = self.shell.imports.lock()[&self.span.start()].last?;
+        Some(Submitted::new(&self.shell, fence))
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("host memory at {:#x}", self.span.start())
+    }
+
+    pub(crate) fn belongs_to(&self, shell: &Arc<Shell>) -> bool {
+        Arc::ptr_eq(&self.shell, shell)
+    }
+
+    /// Notes that work behind `fence` uses it.
+    pub(crate) fn used_by(&self, fence: Fence) {
+        let mut table = self.shell.imports.lock();
+        let entry = table.get_mut(&self.span.start()).expect("it is alive");
+        // All work of a pager is on one timeline.
+        let later = entry.last.filter(|last| last.value > fence.value);
+        entry.last = later.or(Some(fence));
+    }
+}
+
+impl Clone for Import {
+    fn clone(&self) -> Self {
+        let mut table = self.shell.imports.lock();
+        let entry = table.get_mut(&self.span.start()).expect("it is alive");
+        entry.users += 1;
+        Self {
+            shell: Arc::clone(&self.shell),
+            span: self.span,
+        }
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        self.shell.imports.let_go(self.span);
+        wake(&self.shell);
+    }
+}
+
+/// Has the worker look for what is to be given back.
+fn wake(shell: &Shell) {
+    // Taking the lock once orders what was done before the worker's next look.
+    drop(shell.lock_to_drop());
+    shell.announce();
+}
+
+/// What is held for one range.
+#[derive(Debug)]
+struct Entry {
+    /// Kept until it is given back.
+    owners: Vec<HostRange>,
+    users: usize,
+    /// The last work that names it.
+    last: Option<Fence>,
+    held: Held,
+}
+
+/// The layers that are still there.
+#[derive(Debug)]
+struct Held {
+    mem: Option<MemId>,
+    reserved: bool,
+    mapped: bool,
+}
+
+type Table = BTreeMap<u64, Entry>;
+
+/// The imports of one pager, by address.
+#[derive(Debug)]
+pub(crate) struct Imports {
+    gpu: Gpu,
+    /// A leaf: the contracts are called with it locked, and nothing else is.
+    table: Mutex<Table>,
+    /// Entries without users, to be looked at without a lock.
+    retired: AtomicUsize,
+}
+
+impl Imports {
+    pub(crate) fn new(gpu: Gpu) -> Self {
+        Self {
+            gpu,
+            table: Mutex::default(),
+            retired: AtomicUsize::new(0),
+        }
+    }
+
+    /// Each entry is whole between two statements: a panic elsewhere leaves the table usable.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Imports that somebody holds.
+    pub(crate) fn alive(&self) -> usize {
+        let table = self.lock();
+        table.values().filter(|entry| entry.users > 0).count()
+    }
+
+    /// Whether anything waits to be given back.
+    pub(crate) fn any_retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst) > 0
+    }
+
+    fn let_go(&self, span: Span) {
+        let mut table = self.lock();
+        let entry = table.get_mut(&span.start()).expect("it is alive");
+        entry.users -= 1;
+        if entry.users == 0 {
+            self.retired.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn import(&self, host: &HostRange) -> Result<(), Error> {
+        let span = host.span();
+        let mut table = self.lock();
+        if let Some(entry) = table.get_mut(&span.start())
+            && entry.held.mapped
+            && entry.owners[0].len() == span.len()
+        {
+            if entry.users == 0 {
+                self.retired.fetch_sub(1, Ordering::SeqCst);
+            }
+            entry.users += 1;
+            entry.owners.push(host.clone());
+            return Ok(());
+        }
+        self.check_free(&table, span)?;
+        let mut held = Held {
+            mem: None,
+            reserved: false,
+            mapped: false,
+        };
+        let taken = held.take(&self.gpu, host, span);
+        let undone = taken.is_err() && held.give_back(&self.gpu, span).is_ok();
+        if !undone {
+            let entry = Entry {
+                owners: vec![host.clone()],
+                users: usize::from(taken.is_ok()),
+                last: None,
+                held,
+            };
+            let retired = usize::from(taken.is_err());
+            self.retired.fetch_add(retired, Ordering::SeqCst);
+            table.insert(span.start(), entry);
+        }
+        Ok(taken?)
+    }
+
+    /// The addresses have to be free of buffers and of other imports.
+    fn check_free(&self, table: &Table, span: Span) -> Result<(), Error> {
+        let zones = self.gpu.info.zones.iter().map(|zone| zone.span);
+        let imports = table.values().map(|entry| entry.owners[0].span());
+        match zones.chain(imports).find(|used| used.overlaps(span)) {
+            None => Ok(()),
+            Some(used) => Err(Error::AddressesInUse { span, used }),
+        }
+    }
+
+    /// Gives back what is over, all of it if `over` says so of any fence; a fence that is not
+    /// over, if there is one. What the device refuses stays, is counted by it, and tried again.
+    pub(crate) fn give_back(&self, over: impl Fn(Fence) -> bool) -> Option<Fence> {
+        let mut pending = None;
+        // Owners are dropped with the table unlocked: they are the caller's code.
+        let mut free = Vec::new();
+        self.lock().retain(|_, entry| {
+            if entry.users > 0 {
+                return true;
+            }
+            if let Some(fence) = entry.last.filter(|&fence| !over(fence)) {
+                pending = Some(fence);
+                return true;
+            }
+            let span = entry.owners[0].span();
+            if entry.held.give_back(&self.gpu, span).is_err() {
+                return true;
+            }
+            free.append(&mut entry.owners);
+            self.retired.fetch_sub(1, Ordering::SeqCst);
+            false
+        });
+        drop(free);
+        pending
+    }
+
+    /// The same for what the device has finished by itself.
+    pub(crate) fn give_back_finished(&self) -> Option<Fence> {
+        let queue = &self.gpu.queue;
+        self.give_back(|fence| queue.completed(fence.timeline) >= fence.value)
+    }
+}
+
+impl Held {
+    fn take(&mut self, gpu: &Gpu, host: &HostRange, span: Span) -> Result<(), HalError> {
+        let mem = gpu.memory.import(host)?;
+        self.mem = Some(mem);
+        gpu.memory.reserve_va(span)?;
+        self.reserved = true;
+        gpu.memory.map_gpu(GpuMap {
+            va: Va(span.start()),
+            mem,
+            offset: 0,
+            len: span.len(),
+            access: Access::Write,
+        })?;
+        self.mapped = true;
+        Ok(())
+    }
+
+    /// Undoes layer by layer, up to the first that is refused.
+    fn give_back(&mut self, gpu: &Gpu, span: Span) -> Result<(), HalError> {
+        if self.mapped {
+            gpu.release.unmap_gpu(span)?;
+            self.mapped = false;
+        }
+        if self.reserved {
+            gpu.release.release_va(span)?;
+            self.reserved = false;
+        }
+        if let Some(mem) = self.mem {
+            gpu.release.destroy(mem)?;
+            self.mem = None;
+        }
+        Ok(())
+    }
+}
+
+/// Lets a pager's device use host memory.
+pub(crate) fn import(shell: &Arc<Shell>, host: &HostRange) -> Result<Import, Error> {
+    if let Err(error) = shell.imports.import(host) {
+        wake(shell);
+        return Err(error);
+    }
+    Ok(Import {
+        shell: Arc::clone(shell),
+        span: host.span(),
+    })
+}
