@@ -77,7 +77,8 @@ impl Runner {
             .remove(&file);
     }
 
-    /// Opens a stream for a user's submissions; its fences are on the returned timeline.
+    /// Opens a stream for a user's submissions; its fences are on the returned timeline. It has a
+    /// channel from its first submission on.
     ///
     /// # Errors
     /// What the device says; nothing is left behind.

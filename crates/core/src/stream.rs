@@ -1,5 +1,9 @@
 //! A channel with its timeline, and what to do when it stops at a fault.
 //!
+//! The channel is made for the first submission, not before: a ring costs the device memory and
+//! addresses, and many a device is opened whose copy or compute engine nobody uses (mission row
+//! A4).
+//!
 //! A channel stops *at* the faulting operation: what is in front of it is complete, what is behind
 //! it has not run. For the manager's own copies that makes recovery exact: every operation still
 //! in the log is submitted again on a new channel, its source untouched (mission row A14, case R6).
@@ -44,7 +48,8 @@ pub(crate) struct Stream {
 
 #[derive(Debug)]
 struct State {
-    channel: ChannelId,
+    /// `None` before the first submission.
+    channel: Option<ChannelId>,
     next: u64,
     /// Submissions that may not have run yet, oldest first, each ending with its signal.
     log: VecDeque<(u64, Vec<Op>)>,
@@ -86,15 +91,8 @@ impl State {
 impl Stream {
     pub(crate) fn open(gpu: &Gpu, kind: ChannelKind, on_fault: OnFault) -> Result<Self, HalError> {
         let timeline = gpu.queue.create_timeline()?;
-        let channel = match gpu.queue.create_channel(kind) {
-            Ok(channel) => channel,
-            Err(error) => {
-                gpu.release.destroy_timeline(timeline)?;
-                return Err(error);
-            }
-        };
         let state = State {
-            channel,
+            channel: None,
             next: 1,
             log: VecDeque::new(),
             sent: 0,
@@ -114,7 +112,9 @@ impl Stream {
     /// Destroys the channel; fences of what it has not run count as reached. The timeline stays.
     pub(crate) fn close(&self, gpu: &Gpu) -> Result<(), HalError> {
         let state = self.lock();
-        gpu.release.destroy_channel(state.channel)?;
+        if let Some(channel) = state.channel {
+            gpu.release.destroy_channel(channel)?;
+        }
         gpu.queue.signal(self.fence(state.next - 1));
         Ok(())
     }
@@ -184,10 +184,17 @@ impl Stream {
 
     /// Puts what the channel does not have yet onto it, as far as there is room.
     fn send(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
+        if state.log.len() == state.sent {
+            return Ok(());
+        }
+        let channel = match state.channel {
+            Some(channel) => channel,
+            None => *state.channel.insert(gpu.queue.create_channel(self.kind)?),
+        };
         while let Some((_, ops)) = state.log.get(state.sent) {
             let rest = &ops[state.begun..];
             let mut size = rest.len();
-            while let Err(error) = gpu.queue.submit(state.channel, &rest[..size]) {
+            while let Err(error) = gpu.queue.submit(channel, &rest[..size]) {
                 if !matches!(error, HalError::QueueFull { .. }) || size == 1 {
                     return Err(error);
                 }
@@ -224,7 +231,10 @@ impl Stream {
     }
 
     fn tend(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
-        match gpu.queue.submit(state.channel, &[]) {
+        let Some(channel) = state.channel else {
+            return Ok(());
+        };
+        match gpu.queue.submit(channel, &[]) {
             Err(HalError::Fault(_)) => self.recover(gpu, state)?,
             Ok(()) | Err(HalError::QueueFull { .. }) => {}
             Err(error) => return Err(error),
@@ -239,7 +249,10 @@ impl Stream {
     /// Puts a new channel in the place of one that has stopped. On error the old one is still
     /// there, stopped.
     fn recover(&self, gpu: &Gpu, state: &mut State) -> Result<(), HalError> {
-        let fault = match gpu.queue.submit(state.channel, &[]) {
+        let Some(stopped) = state.channel else {
+            return Ok(());
+        };
+        let fault = match gpu.queue.submit(stopped, &[]) {
             Err(HalError::Fault(fault)) => fault,
             // Another thread has replaced the channel in between.
             Ok(()) | Err(HalError::QueueFull { .. }) => return Ok(()),
@@ -250,11 +263,11 @@ impl Stream {
             self.count_replay(gpu, state)?;
         }
         let fresh = gpu.queue.create_channel(self.kind)?;
-        if let Err(error) = gpu.release.destroy_channel(state.channel) {
+        if let Err(error) = gpu.release.destroy_channel(stopped) {
             gpu.release.destroy_channel(fresh)?;
             return Err(error);
         }
-        state.channel = fresh;
+        state.channel = Some(fresh);
         if self.on_fault == OnFault::Drop {
             let lost = state.sent + usize::from(state.begun > 0);
             for (value, _) in state.log.drain(..lost) {

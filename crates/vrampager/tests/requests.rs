@@ -2,6 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a step that fails ends the test")]
 
 use vrampager::{Error, ErrorKind, MemType, Pager, Placement};
+use vrampager_core::Limits;
+use vrampager_hal::{ChannelKind, DeviceId, Discovery};
+use vrampager_nv::{Nv, Planes};
 
 const MIB: u64 = 1 << 20;
 
@@ -279,7 +282,9 @@ fn a_copy_that_fails_midway_is_repeated_and_loses_nothing() {
 #[test]
 fn a_channel_that_the_device_keeps_is_counted_when_the_pager_closes() {
     let pager = Pager::builder("sim:vram=8M,fault=destroy-channel:1");
-    let left = pager.unwrap().host(MIB).open().unwrap().close().unwrap();
+    let pager = pager.unwrap().host(MIB).open().unwrap();
+    pager.submission().submit().unwrap().wait().unwrap();
+    let left = pager.close().unwrap();
     assert_eq!((left.channels, left.objects, left.va_bytes), (1, 0, 0));
 }
 
@@ -361,4 +366,41 @@ fn work_that_was_over_stays_over_when_the_pager_is_closed() {
     drop(buffer);
     pager.close().unwrap();
     work.wait().unwrap();
+}
+
+/// Mission row A4, down to the driver.
+#[test]
+fn an_open_device_has_no_channel_in_the_driver_before_its_first_work() {
+    let nv = Nv::new("sim,vram=8M".parse().unwrap(), &Planes::default()).unwrap();
+    let channels = || nv.simulated().unwrap().live().channels;
+    let limits = Limits {
+        vram: 4 * MIB,
+        gtt: MIB,
+        host: 2 * MIB,
+        swap: 0,
+    };
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    let (_, runner) = vrampager_core::open(gpu, limits, None).unwrap();
+    let stream = runner.open_stream(ChannelKind::Compute).unwrap();
+    assert_eq!(channels(), 0);
+    let fence = runner.submit(stream, &[], &[]).unwrap();
+    assert_eq!(channels(), 1, "no copy has been asked for");
+    runner.wait(fence).unwrap();
+    assert!(runner.close().is_zero());
+    assert_eq!(channels(), 0);
+}
+
+#[test]
+fn each_engine_gets_its_channel_when_it_is_used_first() {
+    let pager = pager();
+    let channels = || pager.stats().device.channels;
+    let buffers = ["a", "b"].map(|name| pager.buffer(name, 8 * MIB).create().unwrap());
+    assert_eq!(channels(), 0);
+    let mut work = pager.submission();
+    work.fill(&buffers[0], 0, 1, 1).unwrap();
+    work.submit().unwrap().wait().unwrap();
+    // Clearing the buffer was the copy engine's.
+    assert_eq!(channels(), 2);
+    drop((work, buffers));
+    assert!(pager.close().unwrap().is_zero());
 }

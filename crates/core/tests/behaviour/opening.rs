@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vrampager_core::{Device, Limits, OpenError, Runner};
-use vrampager_hal::{DeviceId, Discovery};
+use vrampager_hal::{ChannelKind, DeviceId, Discovery, HalErrorKind};
 use vrampager_sim::{Call, Injection, Simulator};
 
 const LIMITS: Limits = Limits {
@@ -46,7 +46,8 @@ fn each_stage_that_fails_is_undone_and_named_and_the_second_try_succeeds() {
         (Call::MapGpu, 2, "heap has"),
         (Call::MapCpu, 1, "host heap has"),
         (Call::CreateTimeline, 1, "host heap has"),
-        (Call::CreateChannel, 1, "host heap has"),
+        // Channels are made by the first work.
+        (Call::CreateChannel, 0, ""),
     ];
     for (call, count, name) in stages {
         let errors = failures(call);
@@ -72,6 +73,9 @@ fn what_the_device_does_not_take_back_is_listed() {
     ] {
         let sim = Simulator::new("vram=4M,mode=deterministic".parse().unwrap()).unwrap();
         let (_, runner) = open(&sim, LIMITS).unwrap();
+        let stream = runner.open_stream(ChannelKind::Copy).unwrap();
+        let fence = runner.submit(stream, &[], &[]).unwrap();
+        runner.wait(fence).unwrap();
         let device = sim.device(DeviceId(0)).unwrap();
         device.inject(Injection::FailCall { call, nth: 1 });
 
@@ -81,6 +85,32 @@ fn what_the_device_does_not_take_back_is_listed() {
         assert!(!left.is_zero(), "{call:?}");
         assert!(reopened.is_ok_and(|(_, runner)| runner.close().is_zero()));
     }
+}
+
+/// Mission row A4.
+#[test]
+fn a_channel_is_made_by_the_first_work_which_can_be_tried_again_when_it_fails() {
+    let sim = Simulator::new("vram=4M,mode=deterministic".parse().unwrap()).unwrap();
+    let (_, runner) = open(&sim, LIMITS).unwrap();
+    let streams = [ChannelKind::Copy, ChannelKind::Compute];
+    let streams = streams.map(|kind| runner.open_stream(kind).unwrap());
+    assert_eq!(runner.counters().channels, 0);
+    sim.device(DeviceId(0))
+        .unwrap()
+        .inject(Injection::FailCall {
+            call: Call::CreateChannel,
+            nth: 1,
+        });
+
+    let refused = runner.submit(streams[1], &[], &[]);
+    let after_refusal = runner.counters().channels;
+    let fence = runner.submit(streams[1], &[], &[]).unwrap();
+
+    assert_eq!(refused.unwrap_err().kind(), HalErrorKind::OutOfMemory);
+    assert_eq!(after_refusal, 0);
+    assert_eq!(runner.counters().channels, 1, "the other is not used");
+    runner.wait(fence).unwrap();
+    assert!(runner.close().is_zero());
 }
 
 #[test]
