@@ -1,5 +1,6 @@
 //! `info` and `accept`: what a device is, and whether it keeps its promises.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -36,6 +37,8 @@ fn info_json(info: &DeviceInfo) -> Value {
         "vram_bytes": info.vram_bytes,
         "aperture_bytes": info.aperture_bytes,
         "zones": zones.collect::<Vec<_>>(),
+        "properties": info.properties.iter().cloned().collect::<BTreeMap<_, _>>(),
+        "unsupported": info.unsupported,
     })
 }
 
@@ -47,6 +50,12 @@ fn info_text(info: &DeviceInfo) -> String {
         Size(info.vram_bytes),
         Size(info.aperture_bytes)
     );
+    for (name, value) in &info.properties {
+        writeln!(text, "  {name:<10} {value}").expect("a string takes everything");
+    }
+    for what in &info.unsupported {
+        writeln!(text, "  lacks      {what}").expect("a string takes everything");
+    }
     for zone in &info.zones {
         let (start, end) = (zone.span.start(), zone.span.end());
         let size = Size(zone.span.len());

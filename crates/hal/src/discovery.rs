@@ -32,6 +32,10 @@ pub struct DeviceInfo {
     /// Address zones, lowest first, at least one. Those of different devices of one discovery do
     /// not overlap, so an address has one meaning for all of them.
     pub zones: Vec<VaZone>,
+    /// What else there is to know of it, as name and value: for reports (mission row A4).
+    pub properties: Vec<(&'static str, String)>,
+    /// What its back end can use and the device lacks. Opening it may fail for this.
+    pub unsupported: Vec<&'static str>,
 }
 
 /// First contract: finding devices and opening them.

@@ -28,6 +28,35 @@ pub(crate) struct Classes {
     pub(crate) copy: u32,
 }
 
+impl Classes {
+    /// The newest of each kind in a GPU's list; 0 for a kind that has none known here.
+    fn of(list: &[u32]) -> Self {
+        let newest = |wanted: fn(u32) -> bool| {
+            let known = list.iter().copied().filter(|&class| wanted(class));
+            known.max().unwrap_or(0)
+        };
+        let usermode = |class| matches!(class, class::TURING_USERMODE_A | class::HOPPER_USERMODE_A);
+        Self {
+            usermode: newest(usermode),
+            channel: newest(class::is_channel),
+            compute: newest(class::is_compute),
+            copy: newest(class::is_copy),
+        }
+    }
+
+    /// The kinds without a known class.
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
+        let kinds = [
+            (self.usermode, "a known doorbell class"),
+            (self.channel, "a known channel class"),
+            (self.compute, "a known compute class"),
+            (self.copy, "a known copy class"),
+        ];
+        let missing = kinds.into_iter().filter(|&(class, _)| class == 0);
+        missing.map(|(_, name)| name).collect()
+    }
+}
+
 /// An object of the back end's own that GPU and CPU share: rings, semaphores.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -145,6 +174,9 @@ impl Device {
     /// Second half: classes, doorbell, address space, unified memory, timelines.
     pub(crate) fn bring_up(&mut self, stages: &mut Stages) -> Result<Timelines, HalError> {
         self.classes = self.query_classes()?;
+        if let Some(&missing) = self.classes.missing().first() {
+            return Err(HalError::Unsupported(missing));
+        }
         let site = Site {
             stage: "new doorbell",
             parent: self.subdevice,
@@ -168,7 +200,7 @@ impl Device {
         rm::plain_escape(self.door(), "link GPU file", to, packet.as_mut_bytes())
     }
 
-    fn query_classes(&self) -> Result<Classes, HalError> {
+    pub(crate) fn query_classes(&self) -> Result<Classes, HalError> {
         const STAGE: &str = "list classes";
         let to = (self.device, ctrl::GPU_GET_CLASSLIST);
         let mut params = ctrl::ClassList::new_zeroed();
@@ -182,17 +214,41 @@ impl Device {
         self.link
             .client
             .control(STAGE, to, params.as_mut_bytes(), Some(part))?;
-        let find = |wanted: &dyn Fn(u32) -> bool, what| {
-            let newest = list.iter().copied().filter(|&class| wanted(class)).max();
-            newest.ok_or(HalError::Unsupported(what))
-        };
-        let usermode = |class| matches!(class, class::TURING_USERMODE_A | class::HOPPER_USERMODE_A);
-        Ok(Classes {
-            usermode: find(&usermode, "a GPU without a known doorbell class")?,
-            channel: find(&class::is_channel, "a GPU without a known channel class")?,
-            compute: find(&class::is_compute, "a GPU without a known compute class")?,
-            copy: find(&class::is_copy, "a GPU without a known copy class")?,
-        })
+        Ok(Classes::of(&list))
+    }
+
+    /// What its multiprocessors are; nothing where the driver does not tell.
+    pub(crate) fn properties(&self) -> Result<Vec<(&'static str, String)>, HalError> {
+        use ctrl::gr;
+        let mut entries = [
+            gr::SM_VERSION,
+            gr::MAX_WARPS_PER_SM,
+            gr::NUM_GPCS,
+            gr::NUM_TPC_PER_GPC,
+            gr::NUM_SM_PER_TPC,
+        ]
+        .map(|index| ctrl::GrInfo { index, data: 0 });
+        let mut params = ctrl::GrGetInfo::new_zeroed();
+        params.count = u32::try_from(entries.len()).expect("a handful");
+        let at = offset_of!(ctrl::GrGetInfo, list);
+        let part = Part::new(at, entries.as_mut_bytes());
+        let to = (self.subdevice, ctrl::GR_GET_INFO);
+        let stage = "ask for multiprocessors";
+        let asked = self
+            .link
+            .client
+            .control(stage, to, params.as_mut_bytes(), Some(part));
+        match asked {
+            Err(refusal) if refusal.is_unsupported() => return Ok(Vec::new()),
+            asked => asked?,
+        }
+        let [version, warps, gpcs, tpcs, sms] = entries.map(|entry| entry.data);
+        let count = u64::from(gpcs) * u64::from(tpcs) * u64::from(sms);
+        Ok(vec![
+            ("SM version", format!("{}.{}", version >> 8, version & 0xFF)),
+            ("SMs", format!("at most {count}")),
+            ("warps", format!("{warps} for each SM")),
+        ])
     }
 
     fn make_vaspace(&mut self, stages: &mut Stages) -> Result<(), Refusal> {
@@ -378,5 +434,22 @@ impl Device {
         };
         let stages = refused.iter().rev().map(|&(stage, _)| stage);
         stages.filter(lasts).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_class_of_each_kind_is_chosen_and_a_kind_without_one_is_named() {
+        let list = [
+            0xC461, 0xC661, 0xC46F, 0xC56F, 0x1234, 0xC7C0, 0xC7B5, 0xC6B5,
+        ];
+        let classes = Classes::of(&list);
+        assert_eq!((classes.usermode, classes.channel), (0xC661, 0xC56F));
+        assert_eq!((classes.copy, classes.missing()), (0xC7B5, vec![]));
+        let bare = Classes::of(&[0xC661, 0xC56F]).missing();
+        assert_eq!(bare, ["a known compute class", "a known copy class"]);
     }
 }

@@ -139,6 +139,11 @@ impl Nv {
 
 fn info(device: &Device, card: &CardInfo) -> Result<DeviceInfo, HalError> {
     let (domain, bus, slot) = (card.domain, card.bus, card.slot);
+    let properties = device.properties()?;
+    let mut unsupported = device.query_classes()?.missing();
+    if properties.is_empty() {
+        unsupported.push("telling of its multiprocessors");
+    }
     Ok(DeviceInfo {
         id: device.id,
         name: format!(
@@ -148,6 +153,8 @@ fn info(device: &Device, card: &CardInfo) -> Result<DeviceInfo, HalError> {
         vram_bytes: device.memory_info(ctrl::fb::HEAP_SIZE)?,
         aperture_bytes: device.memory_info(ctrl::fb::BAR1_SIZE)?,
         zones: zones(card.minor)?,
+        properties,
+        unsupported,
     })
 }
 

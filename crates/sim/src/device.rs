@@ -85,6 +85,8 @@ impl SimDevice {
             vram_bytes: config.vram,
             aperture_bytes: config.bar,
             zones: zones(id.0, config.gpus),
+            properties: Vec::new(),
+            unsupported: Vec::new(),
         };
         Self {
             card: Arc::new(Card::new(config.clone(), info)),

@@ -17,6 +17,13 @@ fn info_describes_every_device() {
     assert_eq!(devices[1]["aperture_bytes"], 16 << 20);
     assert!(devices[1]["zones"][0]["bytes"].as_u64().unwrap() > 0);
 
+    let output = json(&here("info --device nv:sim,vram=64M --json"));
+    let gpu = &output["devices"][0];
+    assert_eq!(gpu["properties"]["SM version"], "8.9");
+    assert_eq!(gpu["unsupported"], serde_json::json!([]));
+    let text = stdout(&here("info --device nv:sim,vram=64M"));
+    assert!(text.contains("  SM version 8.9\n"), "{text}");
+
     let text = stdout(&here("info --device sim:vram=64M,bar=16M"));
     assert!(text.contains("aperture   16 MiB"), "{text}");
 }

@@ -88,6 +88,13 @@ fn description(discovery: &dyn Discovery, device: DeviceId) -> Verdict {
             return fail(format!("{what} is {size} bytes"));
         }
     }
+    if info
+        .properties
+        .iter()
+        .any(|(name, value)| name.is_empty() || value.is_empty())
+    {
+        return fail("a property has no name or no value");
+    }
     if info.zones.is_empty() {
         return fail("it has no address zone");
     }

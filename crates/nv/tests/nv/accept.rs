@@ -3,6 +3,8 @@
 use vrampager_hal::accept::{self, Outcome};
 use vrampager_hal::{DeviceId, Discovery};
 use vrampager_nv::{Nv, Planes};
+use vrampager_nv_abi::{Status, escape};
+use vrampager_nv_driver::{Failure, Injection, Kind};
 
 fn nv(text: &str) -> std::sync::Arc<Nv> {
     let config = text.parse().expect("the tests write valid configurations");
@@ -38,6 +40,37 @@ fn suites_leave_nothing_in_the_driver() {
     accept::all(&*nv, DeviceId(0));
     assert_eq!(nv.simulated().unwrap().live(), before);
     assert_eq!(nv.refused(DeviceId(0)), []);
+}
+
+/// Mission row A4.
+#[test]
+fn a_device_tells_of_its_multiprocessors_and_of_what_it_lacks() {
+    for (arch, version) in [("ampere", "8.6"), ("ada", "8.9"), ("blackwell", "10.4")] {
+        let nv = nv(&format!("sim,vram=64M,arch={arch}"));
+        let info = nv.devices().unwrap().remove(0);
+        let text = |text: &str| text.to_owned();
+        let wanted = [
+            ("SM version", text(version)),
+            ("SMs", text("at most 32")),
+            ("warps", text("48 for each SM")),
+        ];
+        assert_eq!(info.properties, wanted);
+        assert_eq!(info.unsupported, [""; 0]);
+    }
+    // The control that asks, wherever it comes in the order of controls.
+    let refused = (1..20).filter(|&nth| {
+        let nv = nv("sim,vram=64M");
+        nv.simulated().unwrap().inject(Injection {
+            kind: Kind::Escape,
+            number: escape::RM_CONTROL.into(),
+            nth,
+            failure: Failure::Status(Status::NOT_SUPPORTED),
+        });
+        let devices = nv.devices().unwrap_or_default();
+        let lacks = devices.iter().flat_map(|info| &info.unsupported);
+        lacks.eq(&["telling of its multiprocessors"])
+    });
+    assert_eq!(refused.count(), 1);
 }
 
 #[test]
