@@ -2,8 +2,8 @@
 //!
 //! A process reaches a GPU through the kernel driver or through its PCI registers, never both:
 //! each maps memory at addresses that it takes for its own, and a GPU has one master. The rule is
-//! kept by an object that whoever opens devices passes to both planes, not by hidden state of the
-//! process: two [`Planes`] know nothing of one another, so a program has one.
+//! kept by an object that whoever opens devices passes to both planes: two [`Planes`] know nothing
+//! of one another, so a process has one.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

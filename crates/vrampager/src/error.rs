@@ -30,6 +30,9 @@ pub enum Error {
     /// The same, for NVIDIA's driver.
     #[error(transparent)]
     NvConfiguration(#[from] vrampager_nv::ConfigError),
+    /// This process reaches real GPUs another way at the moment.
+    #[error(transparent)]
+    Planes(#[from] vrampager_nv::PlanesError),
     /// The device could not be opened, or does not take work.
     #[error(transparent)]
     Device(#[from] HalError),
@@ -117,7 +120,7 @@ impl Error {
             | Self::AddressesInUse { .. }
             | Self::Misaligned(_)
             | Self::Foreign { .. } => ErrorKind::Invalid,
-            Self::InUse { .. } => ErrorKind::Busy,
+            Self::InUse { .. } | Self::Planes(_) => ErrorKind::Busy,
             Self::Device(error) | Self::Access(vrampager_core::EffectError::Hal(error)) => {
                 device_kind(error)
             }

@@ -52,6 +52,7 @@ pub use buffer::{Buffer, BufferBuilder, Pinned};
 pub use error::{Error, ErrorKind};
 pub use file::{FileBacking, SwapFile};
 pub use import::Import;
+pub use machine::planes;
 pub use pager::{Pager, PagerBuilder, Stats, discover};
 pub use submission::{Operand, Submission, Submitted};
 pub use vrampager_core::{
@@ -59,6 +60,7 @@ pub use vrampager_core::{
     Totals,
 };
 pub use vrampager_hal::{Access, Counters, DeviceInfo, HostPage, HostRange, Misaligned};
+pub use vrampager_nv::{Plane, Planes, PlanesError};
 pub use vrampager_sim::EngineStats;
 
 /// Runs the README's example with the tests.

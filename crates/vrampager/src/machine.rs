@@ -1,6 +1,6 @@
 //! What a device string names.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use vrampager_hal::{DeviceId, Discovery};
 use vrampager_nv::{Nv, Planes};
@@ -9,6 +9,32 @@ use vrampager_sim::{EngineStats, SimConfig, SimDevice, SimError, Simulator};
 use crate::error::Error;
 
 const KNOWN_DEVICES: &str = "`sim:KEY=VALUE,...`, `nv:0` or `nv:sim,KEY=VALUE,...`";
+
+/// Which plane this process uses to reach real GPUs. What the planes would overwrite for each
+/// other are addresses of the process, so this belongs to the process and to no device.
+static PLANES: LazyLock<Planes> = LazyLock::new(Planes::default);
+
+/// Which way this process reaches real GPUs: through their kernel driver, or through their PCI
+/// registers, but never both, because each maps memory at addresses that it takes for its own
+/// (mission row A2). Devices found by [`Pager::builder`](crate::Pager::builder) or
+/// [`discover`](crate::discover) are counted here until they are dropped; a program that reaches
+/// GPUs by PCI itself enters that plane here first.
+///
+/// # Examples
+/// ```
+/// use vrampager::{Plane, planes};
+///
+/// let mine = planes().enter(Plane::Pci)?;
+/// let error = vrampager::discover("nv:0").unwrap_err();
+/// let text = "the kernel driver plane cannot be used while the PCI plane is";
+/// assert_eq!(error.to_string(), text);
+/// drop(mine);
+/// # Ok::<(), vrampager::PlanesError>(())
+/// ```
+#[must_use]
+pub fn planes() -> &'static Planes {
+    &PLANES
+}
 
 /// The devices behind one back end.
 #[derive(Clone, Debug)]
@@ -26,11 +52,7 @@ impl Machine {
                 let config: SimConfig = rest.parse().map_err(SimError::from)?;
                 Ok(Self::Sim(Simulator::new(config)?))
             }
-            "nv" => {
-                let nv = Nv::new(rest.parse()?, &Planes::default());
-                // There is no other plane yet that a program could share these with.
-                Ok(Self::Nv(nv.expect("planes nobody else knows")))
-            }
+            "nv" => Ok(Self::Nv(Nv::new(rest.parse()?, planes())?)),
             _ => Err(Error::UnknownDevice {
                 given: device.to_owned(),
                 known: KNOWN_DEVICES,

@@ -140,7 +140,8 @@ impl Pager {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`], [`Error::Configuration`] or [`Error::NvConfiguration`] naming the
-    /// key that is wrong, [`Error::Device`] when there is no such device.
+    /// key that is wrong, [`Error::Device`] when there is no such device, [`Error::Planes`] for a
+    /// real one while this process reaches GPUs by [PCI](crate::planes).
     pub fn builder(device: &str) -> Result<PagerBuilder, Error> {
         let first = Self::builders(device)?.into_iter().next();
         Ok(first.ok_or(HalError::NoDevice(DeviceId(0)))?)
