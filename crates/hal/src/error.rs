@@ -1,3 +1,4 @@
+use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -104,16 +105,23 @@ impl HalError {
 
 /// Why a channel stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("{kind} on {channel:?} at {va}, access {access}")]
 pub struct Fault {
     /// The channel that stopped.
     pub channel: ChannelId,
     /// What happened.
     pub kind: FaultKind,
-    /// First address that could not be accessed.
-    pub va: Va,
-    /// Direction.
-    pub access: crate::Access,
+    /// First address that could not be accessed, and how; `None` when nobody can tell.
+    pub at: Option<(Va, crate::Access)>,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { channel, kind, at } = self;
+        match at {
+            Some((va, access)) => write!(f, "{kind} on {channel:?} at {va}, access {access}"),
+            None => write!(f, "{kind} on {channel:?} at an unknown address"),
+        }
+    }
 }
 
 /// Kinds of [`Fault`].
@@ -129,6 +137,12 @@ pub enum FaultKind {
     /// The copy engine gave up part-way; the bytes before the address have been copied.
     #[error("copy error")]
     CopyEngine,
+    /// The driver stopped the channel and does not explain why.
+    #[error("channel error {number}")]
+    Unexplained {
+        /// The driver's number for it.
+        number: u32,
+    },
 }
 
 /// Why a device was lost.

@@ -265,9 +265,8 @@ impl Channel {
         let Some(record) = records.first() else {
             return Fault {
                 channel: self.id,
-                kind: FaultKind::CopyEngine,
-                va: Va(0),
-                access: Access::Write,
+                kind: FaultKind::Unexplained { number },
+                at: None,
             };
         };
         Fault {
@@ -276,8 +275,7 @@ impl Channel {
                 ctrl::fault::RO_VIOLATION => FaultKind::ReadOnly,
                 _ => FaultKind::Unmapped,
             },
-            va: Va(record.address),
-            access: access(record),
+            at: Some((Va(record.address), access(record))),
         }
     }
 

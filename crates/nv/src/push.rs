@@ -207,6 +207,19 @@ mod tests {
     }
 
     #[test]
+    fn a_long_fill_is_cut_into_launches_that_cover_it() {
+        let mut push = push();
+        let max = 4 * LAUNCH_MAX;
+        push.fill(Va(0x1000), 2 * max + 6, 1);
+        let launches = push.words.chunks_exact(11);
+        let elements: Vec<u32> = launches.map(|launch| launch[8]).collect();
+        assert_eq!(elements, [low(LAUNCH_MAX), low(LAUNCH_MAX), 1, 2]);
+        let last = push.words.chunks_exact(11).next_back().unwrap();
+        let to = u64::from(last[5]) << 32 | u64::from(last[6]);
+        assert_eq!(to, 0x1000 + 2 * max + 4, "the bytes behind the last word");
+    }
+
+    #[test]
     fn a_fill_covers_its_bytes_whatever_their_alignment() {
         for (start, len) in (0..5).flat_map(|start| (0..12).map(move |len| (start, len))) {
             let mut push = push();

@@ -207,12 +207,17 @@ impl Shared {
             state.queues.retire(channel);
             return;
         };
-        control.record(104, channel.0.into(), &[kind as u64, va.0, access as u64]);
+        let number = match kind {
+            FaultKind::Unmapped => 0,
+            FaultKind::ReadOnly => 1,
+            FaultKind::CopyEngine => 2,
+            FaultKind::Unexplained { .. } | _ => unreachable!("this engine explains its faults"),
+        };
+        control.record(104, channel.0.into(), &[number, va.0, access as u64]);
         let fault = Fault {
             channel,
             kind,
-            va,
-            access,
+            at: Some((va, access)),
         };
         if self.card.config.has(PlantedBug::RunsPastFault) {
             state.queues.report(fault);

@@ -196,8 +196,8 @@ fn faults(bench: &mut Bench, page: Va, access: Access, kind: FaultKind) -> Verdi
         .submit(channel, &[copy, Op::Signal(fence)])?;
     match bench.gpu.queue.wait(fence, super::bench::PATIENCE) {
         Err(HalError::Fault(fault)) => {
-            let found = (fault.channel, fault.kind, fault.va, fault.access);
-            same("fault", found, (channel, kind, page, access))
+            let found = (fault.channel, fault.kind, fault.at);
+            same("fault", found, (channel, kind, Some((page, access))))
         }
         other => fail(format!("{access} at {page} gave {other:?}")),
     }

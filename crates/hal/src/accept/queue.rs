@@ -332,8 +332,7 @@ fn stop_at(bench: &mut Bench, va: Va, access: Access, ops: &[Op]) -> Result<Stop
     let wanted = Fault {
         channel,
         kind: FaultKind::Unmapped,
-        va,
-        access,
+        at: Some((va, access)),
     };
     match bench.gpu.queue.wait(fence, PATIENCE) {
         Err(HalError::Fault(fault)) => {

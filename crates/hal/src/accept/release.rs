@@ -130,7 +130,12 @@ fn faults(bench: &mut Bench, page: Va) -> Verdict {
         .submit(channel, &[copy, Op::Signal(fence)])?;
     match bench.gpu.queue.wait(fence, PATIENCE) {
         Err(HalError::Fault(fault)) => {
-            same("fault", (fault.kind, fault.va), (FaultKind::Unmapped, page))
+            let found = (fault.kind, fault.at);
+            same(
+                "fault",
+                found,
+                (FaultKind::Unmapped, Some((page, Access::Read))),
+            )
         }
         other => fail(format!("a read of {page} gave {other:?}")),
     }

@@ -458,11 +458,17 @@ fn fault_with(failing: &[u64], failure: Failure) -> Fault {
 fn a_fault_stops_its_channel_even_when_the_driver_will_not_say_why() {
     let known = fault_with(&[], FAILURES[0].0);
     assert_eq!(known.kind, FaultKind::Unmapped);
+    let (va, access) = known.at.unwrap();
+    assert_eq!((va.0, access), (128 << 30, Access::Write));
     for (failure, _) in FAILURES {
         // Making the session and asking; what is refused when it is freed has been answered.
         for call in 1..=2 {
             let fault = fault_with(&[call], failure);
-            assert_eq!(fault.kind, FaultKind::CopyEngine);
+            // The number of a memory fault is all there is to know.
+            assert_eq!(fault.kind, FaultKind::Unexplained { number: 31 });
+            assert_eq!(fault.at, None);
+            let text = "channel error 31 on ChannelId(1) at an unknown address";
+            assert_eq!(fault.to_string(), text);
         }
         assert_eq!(fault_with(&[3], failure), known);
     }

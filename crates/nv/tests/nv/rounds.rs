@@ -111,15 +111,22 @@ fn map(span: Span, mem: vrampager_hal::MemId) -> GpuMap {
 }
 
 fn fill(gpu: &Gpu, span: Span, byte: u8) {
+    run(
+        gpu,
+        Op::Fill {
+            dst: Va(span.start()),
+            len: span.len(),
+            byte,
+        },
+    );
+}
+
+/// Runs one operation on a channel of its own.
+fn run(gpu: &Gpu, op: Op) {
     let channel = gpu.queue.create_channel(ChannelKind::Copy).unwrap();
     let fence = Fence {
         timeline: gpu.queue.create_timeline().unwrap(),
         value: 1,
-    };
-    let op = Op::Fill {
-        dst: Va(span.start()),
-        len: span.len(),
-        byte,
     };
     let ops = [op, Op::Signal(fence)];
     gpu.queue.submit(channel, &ops).unwrap();
@@ -142,4 +149,55 @@ fn a_device_dropped_without_closing_leaves_nothing_in_the_driver() {
     assert_eq!(sim.live(), before);
     let gpu = nv.open(DeviceId(0)).unwrap();
     assert_eq!(gpu.release.counters(), Counters::default());
+}
+
+/// Mission row A14: `LINE_LENGTH_IN` has 32 bits, and one launch carries a GiB.
+#[test]
+fn a_copy_longer_than_one_launch_arrives_whole() {
+    const PIECE: u64 = 64 << 20;
+    const PIECES: u64 = 17;
+    let nv = nv("sim,vram=512M");
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    // Few bytes of memory, mapped again and again: only the ends are memory of their own.
+    let side = |start: u64, marks: [u8; 2]| {
+        let zone = gpu.info.zones[0].span;
+        let span = zone.slice(start, PIECES * PIECE).unwrap();
+        gpu.memory.reserve_va(span).unwrap();
+        let middle = gpu.memory.create(Heap::Vram, PIECE).unwrap();
+        let ends = marks.map(|_| gpu.memory.create(Heap::Vram, PIECE).unwrap());
+        for n in 0..PIECES {
+            let mem = match n {
+                0 => ends[0],
+                n if n == PIECES - 1 => ends[1],
+                _ => middle,
+            };
+            let piece = span.slice(n * PIECE, PIECE).unwrap();
+            gpu.memory.map_gpu(map(piece, mem)).unwrap();
+        }
+        for (end, byte) in ends.into_iter().zip(marks) {
+            let shown = gpu.memory.map_cpu(end, 0, PIECE).unwrap();
+            shown.fill(0, PIECE, byte);
+            gpu.release.unmap_cpu(shown.id()).unwrap();
+        }
+        (span, ends)
+    };
+    let (from, _) = side(0, [1, 2]);
+    let (to, ends) = side(2 << 30, [0, 0]);
+    let before = nv.simulated().unwrap().counted().copies;
+    run(
+        &gpu,
+        Op::Copy {
+            src: Va(from.start()),
+            dst: Va(to.start()),
+            len: to.len(),
+        },
+    );
+    assert_eq!(nv.simulated().unwrap().counted().copies - before, 2);
+    for (end, byte) in ends.into_iter().zip([1, 2]) {
+        let shown = gpu.memory.map_cpu(end, 0, PIECE).unwrap();
+        let mut bytes = vec![0; usize::try_from(PIECE).unwrap()];
+        shown.read(0, &mut bytes);
+        assert!(bytes.iter().all(|&each| each == byte), "{byte}");
+        gpu.release.unmap_cpu(shown.id()).unwrap();
+    }
 }

@@ -140,8 +140,7 @@ fn a_copy_stopped_in_the_middle_has_copied_exactly_the_bytes_before() {
         let fault = Fault {
             channel: bench.channel,
             kind: FaultKind::CopyEngine,
-            va: dst.va.offset(100),
-            access: Access::Write,
+            at: Some((dst.va.offset(100), Access::Write)),
         };
         let waited = bench.gpu.queue.wait(fence, TIMEOUT);
         assert_eq!(waited, Err(HalError::Fault(fault)), "{mode}");

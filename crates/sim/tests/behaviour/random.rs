@@ -179,7 +179,8 @@ impl World {
             Ok(()) => len,
             Err(HalError::Fault(fault)) => {
                 self.replace_channel();
-                usize::try_from(fault.va.0 - dst.0).unwrap()
+                let (va, _) = fault.at.unwrap();
+                usize::try_from(va.0 - dst.0).unwrap()
             }
             Err(other) => panic!("{other}"),
         };
