@@ -78,7 +78,8 @@ pub trait Memory: Send + Sync + Debug {
     /// so that one address means the same bytes to all.
     ///
     /// # Errors
-    /// [`HalError::Driver`] when the driver refuses, [`HalError::DeviceLost`].
+    /// [`HalError::Driver`] when the driver refuses, [`HalError::Unsupported`] for host addresses
+    /// that mean something else to the device, [`HalError::DeviceLost`].
     fn reserve_va(&self, span: Span) -> Result<(), HalError>;
 
     /// Makes a physical object of `size` bytes, a non-zero multiple of the page size. Host

@@ -257,6 +257,9 @@ impl Memory for Session {
             "{span} leaves a zone"
         );
         state.books.check_unreserved(span);
+        if let Some(used) = crate::zones::unusable(span) {
+            return Err(HalError::Unsupported(used));
+        }
         self.shared().reserve(&self.device.link, span)?;
         state.books.ranges.insert(span.start(), span);
         Ok(())
@@ -305,7 +308,8 @@ impl Memory for Session {
         match state {
             Ok(mut state) => Ok(state.books.add(physical, None)),
             Err(error) => {
-                self.let_go(physical)?;
+                // Should it be the last and refused, it goes with the device that made it.
+                self.let_go(physical).ok();
                 Err(error)
             }
         }

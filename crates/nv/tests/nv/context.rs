@@ -129,6 +129,33 @@ fn memory_imported_by_two_devices_is_pinned_once_and_returned_by_the_last() {
     assert_eq!(rig.live(), before);
 }
 
+/// The driver has the pin below the device that imported first, which may go first.
+#[test]
+fn memory_stays_imported_when_the_device_that_pinned_it_is_closed() {
+    let rig = Rig::new();
+    let host = host();
+    let mems = rig.gpus.each_ref().map(|gpu| {
+        let mem = gpu.memory.import(&host).unwrap();
+        gpu.memory.reserve_va(host.span()).unwrap();
+        map(gpu, mem, host.span()).unwrap();
+        mem
+    });
+    let [first, second] = &rig.gpus;
+    first.release.close();
+    assert_eq!(rig.nv.refused(DeviceId(0)), []);
+    fill(second, host.span()).unwrap();
+    assert_eq!(rig.live().pins, 1, "still mapped");
+    let again = second.memory.import(&host).unwrap();
+    assert_eq!(rig.live().pins, 2, "the first pin can be mapped no more");
+    second.release.destroy(again).unwrap();
+    second.release.unmap_gpu(host.span()).unwrap();
+    second.release.release_va(host.span()).unwrap();
+    second.release.destroy(mems[1]).unwrap();
+    assert_eq!(rig.live().pins, 0);
+    second.release.close();
+    assert_eq!(rig.live(), Live::default());
+}
+
 /// Mission rows A4, A8: peers are parted before a device goes, and what was shared goes with it.
 #[test]
 fn closing_the_owner_of_shared_memory_takes_it_away_and_leaves_the_other_device_running() {
@@ -237,4 +264,13 @@ fn a_range_that_overlaps_one_of_another_device_is_refused_by_the_driver() {
     let error = other.memory.reserve_va(page(gpu)).unwrap_err();
     assert!(error.to_string().contains("UVM_ADDRESS_IN_USE"), "{error}");
     assert_eq!(other.release.counters(), Counters::default());
+}
+
+#[test]
+fn host_memory_where_gpus_have_something_else_is_refused() {
+    let rig = Rig::new();
+    let low = Span::new(64 << 30, PAGE).unwrap();
+    let error = rig.gpus[0].memory.reserve_va(low).unwrap_err();
+    assert_eq!(error, HalError::Unsupported("host memory below 128 GiB"));
+    assert_eq!(rig.gpus[0].release.counters(), Counters::default());
 }
