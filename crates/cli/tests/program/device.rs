@@ -42,6 +42,24 @@ fn accept_runs_the_four_suites() {
     }
 }
 
+/// Mission rows A8, A15: what takes a second device is tried when there is one, and said when not.
+#[test]
+fn accept_tries_sharing_between_devices_when_there_are_two() {
+    let untried = |line: &str| {
+        let output = here(line);
+        assert_eq!(code(&output), 0, "{line}: {}", stderr(&output));
+        let report = json(&output);
+        let suites = report["devices"][0]["suites"].as_array().unwrap();
+        let checks = suites.iter().flat_map(|s| s["checks"].as_array().unwrap());
+        let untried = checks.filter(|check| check["outcome"] == "not-supported");
+        untried.map(|c| c["why"].clone()).collect::<Vec<_>>()
+    };
+    let none = untried("accept --device nv:sim,vram=16M,bar1=1M,gpus=2 --json");
+    assert_eq!(none, [""; 0]);
+    let one = untried("accept --device nv:sim,vram=16M,bar1=1M --json");
+    assert_eq!(one, ["there is no second device"; 3]);
+}
+
 #[test]
 fn a_device_that_breaks_a_promise_ends_in_6() {
     let output = here("accept --device sim:vram=64M,fault=destroy:1");
