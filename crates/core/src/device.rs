@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use slotmap::SlotMap;
 use vrampager_addr::{PAGE, PAGE_SIZE, Span, Va};
-use vrampager_hal::{DeviceLossCause, Fence, MemId, TimelineId};
+use vrampager_hal::{DeviceLossCause, Fence, GpuMap, MemId, TimelineId};
 use vrampager_space::{BuddyRequest, RangeAllocator, RangeRequest};
 
 use crate::buffer::{Buffer, BufferDesc, BufferId, Pages, Resource, State, Target, Use};
@@ -337,6 +337,20 @@ impl Device {
             self.bump_epoch();
         }
         Ok(())
+    }
+
+    /// How a pinned buffer's addresses are mapped, for another device to map them alike (mission
+    /// row A8).
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBuffer`]; [`Error::Invalid`] when it is not pinned where the device sees it.
+    pub fn mappings(&self, id: BufferId) -> Result<Vec<GpuMap>, Error> {
+        self.live(id)?;
+        let buffer = &self.buffers[id];
+        if buffer.pins == 0 || !buffer.mapped {
+            return Err(Error::Invalid("buffer is not pinned"));
+        }
+        Ok(self.maps(id))
     }
 
     /// Where a buffer's bytes are at present; `None` while they are only in its source.

@@ -88,21 +88,21 @@ pub(crate) fn gpu_spans(base: Va, extents: &[Span]) -> Vec<Span> {
 }
 
 /// Maps consecutive addresses from `va` on onto `spans` of `mem`.
-fn map_all(va: u64, mem: MemId, spans: &[Span], base: u64) -> Vec<Effect> {
+fn map_all(va: u64, mem: MemId, spans: &[Span], base: u64) -> Vec<GpuMap> {
     let mut next = Va(va);
-    let mut effects = Vec::with_capacity(spans.len());
+    let mut maps = Vec::with_capacity(spans.len());
     for span in spans {
         let (offset, len) = (base + span.start(), span.len());
-        effects.push(Effect::Map(GpuMap {
+        maps.push(GpuMap {
             va: next,
             mem,
             offset,
             len,
             access: Access::Write,
-        }));
+        });
         next = next.offset(len);
     }
-    effects
+    maps
 }
 
 impl Device {
@@ -185,12 +185,8 @@ impl Device {
                 }
                 let host = self.config.host;
                 assert_eq!(window.len(), 1, "a window's resource is one range");
-                effects.extend(map_all(
-                    window[0].start(),
-                    host,
-                    pages,
-                    self.config.pages.start(),
-                ));
+                let maps = map_all(window[0].start(), host, pages, self.config.pages.start());
+                effects.extend(maps.into_iter().map(Effect::Map));
                 effects.extend(source.map(|source| Effect::Copy(copies(&source, &window))));
             }
             Reach::Unreachable => match fresh {
@@ -313,9 +309,15 @@ impl Device {
 
     /// Plans to map a buffer's addresses onto its resource.
     pub(crate) fn prepare_map(&self, id: BufferId) -> Job {
+        let maps = self.maps(id).into_iter();
+        Job::new(Plan::MapVa(id), maps.map(Effect::Map).collect())
+    }
+
+    /// The mappings of a placed buffer.
+    pub(crate) fn maps(&self, id: BufferId) -> Vec<GpuMap> {
         let buffer = &self.buffers[id];
         let resource = buffer.resource.as_ref().expect("a placed buffer");
-        let effects = match self
+        match self
             .reach(resource.mem_type)
             .expect("a used domain is registered")
         {
@@ -325,8 +327,7 @@ impl Device {
                 map_all(buffer.va.start(), self.config.host, populated(buffer), base)
             }
             Reach::Unreachable => unreachable!("checked when the request was made"),
-        };
-        Job::new(Plan::MapVa(id), effects)
+        }
     }
 
     /// Effects that take back what the first `done` of a failed job's effects made, in reverse.

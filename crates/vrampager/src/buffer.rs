@@ -97,7 +97,7 @@ impl<'a> BufferBuilder<'a> {
 /// Dropping it never blocks: memory and addresses come back once the device is done with them.
 #[derive(Debug)]
 pub struct Buffer {
-    shell: Arc<Shell>,
+    pub(crate) shell: Arc<Shell>,
     pub(crate) id: BufferId,
     name: Arc<str>,
     len: u64,
@@ -205,9 +205,15 @@ impl Buffer {
     /// # Errors
     /// [`Error::Manager`].
     pub fn pin(&self) -> Result<Pinned<'_>, Error> {
+        let va = self.pin_for(Access::Read)?;
+        Ok(Pinned { buffer: self, va })
+    }
+
+    /// Pins it for an access that may begin when this returns.
+    pub(crate) fn pin_for(&self, access: Access) -> Result<Va, Error> {
         let each = Use {
             buffer: self.id,
-            access: Access::Read,
+            access,
             target: Target::Gpu,
         };
         let granted = Granted::obtain(&self.shell, &[each])?;
@@ -216,7 +222,15 @@ impl Buffer {
         }
         let va = granted.grant.views[0].va;
         granted.finish(None, Keep::Pinned);
-        Ok(Pinned { buffer: self, va })
+        Ok(va)
+    }
+
+    /// Undoes one pin.
+    pub(crate) fn unpin(&self) {
+        if let Some(mut device) = self.shell.lock_to_drop() {
+            device.unpin(self.id).expect("pinned once for each call");
+        }
+        self.shell.announce();
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<(), Error> {
@@ -280,10 +294,7 @@ impl fmt::Debug for Pinned<'_> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        if let Some(mut device) = self.buffer.shell.lock_to_drop() {
-            device.unpin(self.buffer.id).expect("pinned by this guard");
-        }
-        self.buffer.shell.announce();
+        self.buffer.unpin();
     }
 }
 

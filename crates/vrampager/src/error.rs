@@ -78,14 +78,14 @@ pub enum Error {
         /// Bytes.
         len: u64,
     },
-    /// A buffer or import of another pager was named.
+    /// A buffer or import of another pager was named, or one of another context shared.
     #[error("`{buffer}` belongs to another pager")]
     Foreign {
         /// Its name.
         buffer: String,
     },
-    /// Host memory cannot be imported at its address, where the device has something else.
-    #[error("host memory at {span} overlaps {used}, which the device uses otherwise")]
+    /// Memory cannot be imported at its address, where the device has something else.
+    #[error("memory at {span} overlaps {used}, which the device uses otherwise")]
     AddressesInUse {
         /// The memory.
         span: Span,

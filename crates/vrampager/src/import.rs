@@ -1,25 +1,30 @@
-//! Host memory that belongs to the caller (mission rows A8, A9).
+//! Memory that is not the pager's own: the caller's host memory, and buffers of other pagers
+//! (mission rows A8, A9).
 //!
 //! An import never moves and is no buffer of the manager's: it takes no room in any domain, and
-//! the device sees it at the address that it has in the process. What is dropped while the device
-//! may still use it is given back by the worker thread, layer by layer, once its fence is over.
+//! the device sees it at the address that it has for the CPU or for the other device. What is
+//! dropped while the device may still use it is given back by the worker thread, layer by layer,
+//! once its fence is over.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vrampager_addr::{Span, Va};
-use vrampager_hal::{Access, Fence, Gpu, GpuMap, HalError, HostRange, MemId};
+use vrampager_hal::{Access, DeviceId, Fence, Gpu, GpuMap, HalError, HostRange, MemId, Owner};
 
+use crate::buffer::Buffer;
 use crate::error::Error;
+use crate::machine::Machine;
 use crate::shell::Shell;
 use crate::submission::Submitted;
 
-/// Host memory of the caller's, for the device to use where the CPU has it.
+/// Memory of somebody else, for the device to use where its owner has it: host memory of the
+/// caller's, or a buffer of another pager.
 ///
 /// The pager never frees it. It stays pinned while this, a clone or a [`Submission`] that names it
-/// is alive, and until the work that uses it is over; then the pager lets go of the [`HostRange`],
-/// and with it of its owner. Dropping never blocks.
+/// is alive, and until the work that uses it is over; then the pager lets go of the [`HostRange`]
+/// with its owner, or of the buffer. Dropping never blocks.
 ///
 /// [`Submission`]: crate::Submission
 ///
@@ -55,7 +60,7 @@ pub struct Import {
 }
 
 impl Import {
-    /// Where the device sees its first byte, which is where the CPU has it.
+    /// Where the device sees its first byte, which is where the owner has it.
     #[must_use]
     pub fn gpu_address(&self) -> Va {
         Va(self.span.start())
@@ -83,7 +88,7 @@ impl Import {
     }
 
     pub(crate) fn name(&self) -> String {
-        format!("host memory at {:#x}", self.span.start())
+        format!("memory at {:#x}", self.span.start())
     }
 
     pub(crate) fn belongs_to(&self, shell: &Arc<Shell>) -> bool {
@@ -129,20 +134,39 @@ fn wake(shell: &Shell) {
 /// What is held for one range.
 #[derive(Debug)]
 struct Entry {
+    span: Span,
     /// Kept until it is given back.
-    owners: Vec<HostRange>,
+    owners: Vec<Arc<dyn Owner>>,
     users: usize,
     /// The last work that names it.
     last: Option<Fence>,
     held: Held,
 }
 
+/// Whose memory it is.
+enum Source<'a> {
+    Host(&'a HostRange),
+    /// Another device's, which maps it like this.
+    Device(DeviceId, &'a [GpuMap]),
+}
+
 /// The layers that are still there.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Held {
-    mem: Option<MemId>,
+    /// Objects, each with what it is of another device's.
+    mems: Vec<(MemId, Option<MemId>)>,
     reserved: bool,
-    mapped: bool,
+    mapped: Vec<Span>,
+}
+
+/// A buffer that stays where it is as long as another device may use it.
+#[derive(Debug)]
+struct Kept(Arc<Buffer>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.unpin();
+    }
 }
 
 type Table = BTreeMap<u64, Entry>;
@@ -151,6 +175,7 @@ type Table = BTreeMap<u64, Entry>;
 #[derive(Debug)]
 pub(crate) struct Imports {
     gpu: Gpu,
+    machine: Machine,
     /// A leaf: the contracts are called with it locked, and nothing else is.
     table: Mutex<Table>,
     /// Entries without users, to be looked at without a lock.
@@ -158,9 +183,10 @@ pub(crate) struct Imports {
 }
 
 impl Imports {
-    pub(crate) fn new(gpu: Gpu) -> Self {
+    pub(crate) fn new(gpu: Gpu, machine: Machine) -> Self {
         Self {
             gpu,
+            machine,
             table: Mutex::default(),
             retired: AtomicUsize::new(0),
         }
@@ -191,31 +217,28 @@ impl Imports {
         }
     }
 
-    fn import(&self, host: &HostRange) -> Result<(), Error> {
-        let span = host.span();
+    /// Takes a range once more, or for the first time.
+    fn take(&self, span: Span, source: &Source<'_>, owner: Arc<dyn Owner>) -> Result<(), Error> {
         let mut table = self.lock();
         if let Some(entry) = table.get_mut(&span.start())
-            && entry.held.mapped
-            && entry.owners[0].len() == span.len()
+            && entry.span == span
+            && entry.held.is_whole(span)
         {
             if entry.users == 0 {
                 self.retired.fetch_sub(1, Ordering::SeqCst);
             }
             entry.users += 1;
-            entry.owners.push(host.clone());
+            entry.owners.push(owner);
             return Ok(());
         }
         self.check_free(&table, span)?;
-        let mut held = Held {
-            mem: None,
-            reserved: false,
-            mapped: false,
-        };
-        let taken = held.take(&self.gpu, host, span);
+        let mut held = Held::default();
+        let taken = held.take(&self.gpu, source, span);
         let undone = taken.is_err() && held.give_back(&self.gpu, span).is_ok();
         if !undone {
             let entry = Entry {
-                owners: vec![host.clone()],
+                span,
+                owners: vec![owner],
                 users: usize::from(taken.is_ok()),
                 last: None,
                 held,
@@ -230,7 +253,7 @@ impl Imports {
     /// The addresses have to be free of buffers and of other imports.
     fn check_free(&self, table: &Table, span: Span) -> Result<(), Error> {
         let zones = self.gpu.info.zones.iter().map(|zone| zone.span);
-        let imports = table.values().map(|entry| entry.owners[0].span());
+        let imports = table.values().map(|entry| entry.span);
         match zones.chain(imports).find(|used| used.overlaps(span)) {
             None => Ok(()),
             Some(used) => Err(Error::AddressesInUse { span, used }),
@@ -251,8 +274,7 @@ impl Imports {
                 pending = Some(fence);
                 return true;
             }
-            let span = entry.owners[0].span();
-            if entry.held.give_back(&self.gpu, span).is_err() {
+            if entry.held.give_back(&self.gpu, entry.span).is_err() {
                 return true;
             }
             free.append(&mut entry.owners);
@@ -271,35 +293,67 @@ impl Imports {
 }
 
 impl Held {
-    fn take(&mut self, gpu: &Gpu, host: &HostRange, span: Span) -> Result<(), HalError> {
-        let mem = gpu.memory.import(host)?;
-        self.mem = Some(mem);
+    /// Whether all of the range is mapped.
+    fn is_whole(&self, span: Span) -> bool {
+        self.mapped.iter().map(|part| part.len()).sum::<u64>() == span.len()
+    }
+
+    fn take(&mut self, gpu: &Gpu, source: &Source<'_>, span: Span) -> Result<(), HalError> {
+        let maps = match *source {
+            Source::Host(host) => {
+                let mem = gpu.memory.import(host)?;
+                self.mems.push((mem, None));
+                vec![GpuMap {
+                    va: Va(span.start()),
+                    mem,
+                    offset: 0,
+                    len: span.len(),
+                    access: Access::Write,
+                }]
+            }
+            Source::Device(from, maps) => {
+                let mut own = Vec::with_capacity(maps.len());
+                for map in maps {
+                    let mem = self.shared(gpu, from, map.mem)?;
+                    own.push(GpuMap { mem, ..*map });
+                }
+                own
+            }
+        };
         gpu.memory.reserve_va(span)?;
         self.reserved = true;
-        gpu.memory.map_gpu(GpuMap {
-            va: Va(span.start()),
-            mem,
-            offset: 0,
-            len: span.len(),
-            access: Access::Write,
-        })?;
-        self.mapped = true;
+        for map in maps {
+            gpu.memory.map_gpu(map)?;
+            let part = Span::new(map.va.0, map.len).expect("inside the range");
+            self.mapped.push(part);
+        }
         Ok(())
+    }
+
+    /// The object that shows one of another device, made if there is none.
+    fn shared(&mut self, gpu: &Gpu, from: DeviceId, theirs: MemId) -> Result<MemId, HalError> {
+        let known = self.mems.iter().find(|(_, of)| *of == Some(theirs));
+        if let Some(&(mem, _)) = known {
+            return Ok(mem);
+        }
+        let mem = gpu.memory.share(from, theirs)?;
+        self.mems.push((mem, Some(theirs)));
+        Ok(mem)
     }
 
     /// Undoes layer by layer, up to the first that is refused.
     fn give_back(&mut self, gpu: &Gpu, span: Span) -> Result<(), HalError> {
-        if self.mapped {
-            gpu.release.unmap_gpu(span)?;
-            self.mapped = false;
+        while let Some(&part) = self.mapped.last() {
+            gpu.release.unmap_gpu(part)?;
+            self.mapped.pop();
         }
         if self.reserved {
             gpu.release.release_va(span)?;
             self.reserved = false;
         }
-        if let Some(mem) = self.mem {
+        while let Some(&(mem, _)) = self.mems.last() {
             gpu.release.destroy(mem)?;
-            self.mem = None;
+            self.mems.pop();
         }
         Ok(())
     }
@@ -307,12 +361,39 @@ impl Held {
 
 /// Lets a pager's device use host memory.
 pub(crate) fn import(shell: &Arc<Shell>, host: &HostRange) -> Result<Import, Error> {
-    if let Err(error) = shell.imports.import(host) {
+    let owner = Arc::new(host.clone());
+    take(shell, host.span(), &Source::Host(host), owner)
+}
+
+/// Lets a pager's device use a buffer of another pager.
+pub(crate) fn share(shell: &Arc<Shell>, buffer: &Arc<Buffer>) -> Result<Import, Error> {
+    let theirs = &buffer.shell.imports;
+    if !theirs.machine.is(&shell.imports.machine) || buffer.belongs_to(shell) {
+        return Err(Error::Foreign {
+            buffer: buffer.name().to_owned(),
+        });
+    }
+    let start = buffer.pin_for(Access::Write)?;
+    let owner = Arc::new(Kept(buffer.clone()));
+    let maps = buffer.shell.lock().mappings(buffer.id)?;
+    let len = maps.iter().map(|map| map.len).sum();
+    let span = Span::new(start.0, len).expect("a buffer's addresses");
+    let source = Source::Device(theirs.gpu.info.id, &maps);
+    take(shell, span, &source, owner)
+}
+
+fn take(
+    shell: &Arc<Shell>,
+    span: Span,
+    source: &Source<'_>,
+    owner: Arc<dyn Owner>,
+) -> Result<Import, Error> {
+    if let Err(error) = shell.imports.take(span, source, owner) {
         wake(shell);
         return Err(error);
     }
     Ok(Import {
         shell: Arc::clone(shell),
-        span: host.span(),
+        span,
     })
 }

@@ -60,6 +60,15 @@ impl Machine {
         }
     }
 
+    /// Whether both are the same context, in which devices know one another.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Sim(one), Self::Sim(other)) => Arc::ptr_eq(one, other),
+            (Self::Nv(one), Self::Nv(other)) => Arc::ptr_eq(one, other),
+            (Self::Sim(_), Self::Nv(_)) | (Self::Nv(_), Self::Sim(_)) => false,
+        }
+    }
+
     pub(crate) fn discovery(&self) -> Arc<dyn Discovery> {
         match self {
             Self::Sim(simulator) => Arc::clone(simulator) as Arc<dyn Discovery>,

@@ -12,10 +12,10 @@ use vrampager_hal::{
 };
 use vrampager_sim::EngineStats;
 
-use crate::buffer::BufferBuilder;
+use crate::buffer::{Buffer, BufferBuilder};
 use crate::error::Error;
 use crate::file::{FileBacking, Source, SwapFile};
-use crate::import::Import;
+use crate::import::{Import, Imports};
 use crate::machine::Machine;
 use crate::shell::Shell;
 use crate::submission::Submission;
@@ -96,7 +96,8 @@ impl PagerBuilder {
                 return Err(error.into());
             }
         };
-        let shell = Arc::new(Shell::new(device, runner, gpu));
+        let imports = Imports::new(gpu, self.machine.clone());
+        let shell = Arc::new(Shell::new(device, runner, imports));
         let worker = Worker::start(&shell).map_err(Error::Worker)?;
         Ok(Pager {
             info: self.info,
@@ -195,6 +196,19 @@ impl Pager {
     /// nothing had been asked.
     pub fn import(&self, host: &HostRange) -> Result<Import, Error> {
         crate::import::import(&self.shell, host)
+    }
+
+    /// Lets this pager's device use a buffer of another pager of the same context, at the address
+    /// that it has there (mission row A8). The buffer is pinned meanwhile and counts as written.
+    /// Work of the two devices is ordered by whoever submits it: wait for the one before the other
+    /// is submitted.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] unless both pagers come from one call of [`builders`](Self::builders);
+    /// [`Error::Manager`] when the buffer cannot be pinned; [`Error::Device`] when this device
+    /// cannot reach the other's memory.
+    pub fn share(&self, buffer: &Arc<Buffer>) -> Result<Import, Error> {
+        crate::import::share(&self.shell, buffer)
     }
 
     /// Takes an open file as backing for clean buffers. `path` is where it was opened, for reports

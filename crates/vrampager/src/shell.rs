@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use vrampager_core::{Device, Done, Error, Grant, Runner, Step, TaskId};
-use vrampager_hal::{Gpu, HalError};
+use vrampager_hal::HalError;
 
 use crate::import::Imports;
 
@@ -31,12 +31,12 @@ pub(crate) enum Outcome {
 }
 
 impl Shell {
-    pub(crate) fn new(device: Device, runner: Runner, gpu: Gpu) -> Self {
+    pub(crate) fn new(device: Device, runner: Runner, imports: Imports) -> Self {
         Self {
             device: Mutex::new(device),
             changed: Condvar::new(),
             runner,
-            imports: Imports::new(gpu),
+            imports,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use vrampager::{Error, ErrorKind, HostPage, HostRange, Misaligned, Pager};
+use vrampager::{Error, ErrorKind, HostPage, HostRange, MemType, Misaligned, Pager};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -182,7 +182,7 @@ fn what_cannot_be_imported_or_used_is_said_and_changes_nothing() {
     assert!(
         error
             .to_string()
-            .starts_with("4097 bytes at offset 12288 leave `host memory at 0x")
+            .starts_with("4097 bytes at offset 12288 leave `memory at 0x")
     );
     let error = work.copy((&import, 0), (&import, 5), 6).unwrap_err();
     assert!(matches!(error, Error::Overlap { len: 6, .. }), "{error}");
@@ -241,5 +241,147 @@ fn memory_that_the_device_will_not_give_back_is_kept_and_tried_again() {
         drop((imported, pages));
         given_back(&memory);
         assert!(pager.close().unwrap().is_zero(), "{fault}");
+    }
+}
+
+fn pagers(device: &str) -> [Pager; 2] {
+    let builders = Pager::builders(device).unwrap().into_iter();
+    let pagers = builders.map(|builder| builder.host(8 * MIB).open().unwrap());
+    let pagers: Vec<Pager> = pagers.collect();
+    pagers.try_into().unwrap()
+}
+
+/// Mission row A8: device to device, at the same address, counted by buffer and device.
+#[test]
+fn a_buffer_is_used_by_another_device_at_its_address_and_moves_again_afterwards() {
+    for device in DEVICES {
+        let [owner, other] = pagers(device);
+        let buffer = Arc::new(owner.buffer("shared", 2 * MIB).create().unwrap());
+        let copy = other.buffer("copy", 2 * MIB).create().unwrap();
+        buffer.write(0, &vec![5; 2 << 20]).unwrap();
+        let there = other.share(&buffer).unwrap();
+        let again = other.share(&buffer).unwrap();
+        assert_eq!(there.gpu_address(), again.gpu_address(), "{device}");
+        assert_eq!(there.len(), 2 * MIB);
+        let mut work = other.submission();
+        work.copy((&there, 0), (&copy, 0), 2 * MIB).unwrap();
+        work.fill(&again, MIB, MIB, 6).unwrap();
+        drop((there, again));
+        work.submit().unwrap().wait().unwrap();
+
+        // Pinned in VRAM as long as it is shared.
+        let rest = owner.buffer("rest", 7 * MIB).create().unwrap();
+        let crowd = || owner.submission().fill(&rest, 0, 1, 0)?.submit();
+        assert_eq!(
+            crowd().unwrap_err().kind(),
+            ErrorKind::OutOfMemory,
+            "{device}"
+        );
+        drop(work);
+        let start = Instant::now();
+        while let Err(error) = crowd() {
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "{device}: {error}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // It was evicted with what the other device wrote.
+        let mut seen = vec![0; 2 << 20];
+        buffer.read(0, &mut seen).unwrap();
+        assert!(seen[..1 << 20].iter().all(|&byte| byte == 5), "{device}");
+        assert!(seen[1 << 20..].iter().all(|&byte| byte == 6), "{device}");
+        copy.read(0, &mut seen).unwrap();
+        assert!(seen.iter().all(|&byte| byte == 5), "{device}");
+        drop((buffer, rest, copy));
+        for pager in [owner, other] {
+            pager.check();
+            assert!(pager.close().unwrap().is_zero(), "{device}");
+        }
+    }
+}
+
+/// A clean buffer is dropped instead of copied when it has to leave: not one that was shared.
+#[test]
+fn what_another_device_wrote_into_a_clean_buffer_is_not_lost() {
+    let [owner, other] = pagers(DEVICES[0]);
+    let buffer = Arc::new(owner.buffer("zeros", PAGE).create().unwrap());
+    let there = other.share(&buffer).unwrap();
+    let mut work = other.submission();
+    work.fill(&there, 0, PAGE, 6).unwrap();
+    work.submit().unwrap().wait().unwrap();
+    drop((work, there));
+    while Arc::strong_count(&buffer) > 1 {
+        std::thread::yield_now();
+    }
+    let crowd = owner.buffer("crowd", 8 * MIB).create().unwrap();
+    let mut work = owner.submission();
+    work.fill(&crowd, 0, 1, 0).unwrap();
+    work.submit().unwrap();
+    assert_ne!(buffer.residency(), Some(MemType::VRAM));
+    let mut seen = [0; 4096];
+    buffer.read(0, &mut seen).unwrap();
+    assert_eq!(seen, [6; 4096]);
+}
+
+#[test]
+fn a_buffer_that_is_dropped_while_shared_lives_until_the_other_device_is_done() {
+    let [owner, other] = pagers(DEVICES[1]);
+    let buffer = Arc::new(owner.buffer("shared", PAGE).create().unwrap());
+    let there = other.share(&buffer).unwrap();
+    let gone = Arc::downgrade(&buffer);
+    drop(buffer);
+    let error = owner.close().unwrap_err();
+    assert!(matches!(error, Error::InUse { buffers: 1, .. }), "{error}");
+    let mut work = other.submission();
+    work.fill(&there, 0, PAGE, 1).unwrap();
+    work.submit().unwrap().wait().unwrap();
+    drop((work, there));
+    let start = Instant::now();
+    while gone.strong_count() > 0 {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "never given back"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(other.close().unwrap().is_zero());
+}
+
+#[test]
+fn a_buffer_of_another_context_or_of_the_same_pager_cannot_be_shared() {
+    let (one, other) = (pager(DEVICES[0]), pager(DEVICES[0]));
+    let buffer = Arc::new(one.buffer("mine", PAGE).create().unwrap());
+    for pager in [&one, &other] {
+        let error = pager.share(&buffer).unwrap_err();
+        assert!(matches!(error, Error::Foreign { .. }), "{error}");
+    }
+    drop(buffer);
+    assert!(one.close().unwrap().is_zero());
+}
+
+/// Mission rows A6, A13, for a buffer of another device.
+#[test]
+fn sharing_that_fails_at_any_stage_leaves_the_buffer_unpinned_and_can_be_tried_again() {
+    // Faults are for both devices: the owner makes none of these calls meanwhile.
+    for fault in ["share:1", "reserve-va:5", "map-gpu:4"] {
+        let [owner, other] = pagers(&format!("sim:vram=8M,bar=1M,gpus=2,fault={fault}"));
+        let buffer = Arc::new(owner.buffer("shared", PAGE).create().unwrap());
+        let unused = other.buffer("unused", PAGE).create().unwrap();
+        other
+            .submission()
+            .fill(&unused, 0, 1, 0)
+            .unwrap()
+            .submit()
+            .unwrap();
+        let before = other.stats().device;
+        let error = other.share(&buffer).unwrap_err();
+        assert!(matches!(error, Error::Device(_)), "{fault}: {error}");
+        assert_eq!(other.stats().device, before, "{fault}");
+        assert_eq!(Arc::strong_count(&buffer), 1, "{fault}");
+        drop(other.share(&buffer).unwrap());
+        drop((buffer, unused));
+        assert!(other.close().unwrap().is_zero(), "{fault}");
+        assert!(owner.close().unwrap().is_zero(), "{fault}");
     }
 }

@@ -1,6 +1,6 @@
 //! A pinned buffer stays where it is.
 
-use crate::rig::{Rig, pattern};
+use crate::rig::{PAGE, Rig, pattern};
 use vrampager_core::{Error, ErrorKind, MemType, Placement};
 
 const VRAM: Option<MemType> = Some(MemType::VRAM);
@@ -97,4 +97,25 @@ fn a_pinned_buffer_may_be_released() {
 
     assert_eq!(rig.residency(next), VRAM);
     assert!(rig.close(&[next]));
+}
+
+/// Mission row A8: what another device needs to map a buffer alike.
+#[test]
+fn a_pinned_buffer_tells_how_all_its_addresses_are_mapped_and_no_other_does() {
+    let mut rig = Rig::new(16, 4, 32, 0);
+    let id = rig.dirty("a", 3, 1);
+    let unpinned = rig.device.mappings(id);
+    rig.pin(id).unwrap();
+
+    let maps = rig.device.mappings(id).unwrap();
+
+    assert!(matches!(unpinned, Err(Error::Invalid(_))), "{unpinned:?}");
+    let mut next = maps[0].va;
+    for map in &maps {
+        assert_eq!(map.va, next);
+        next = next.offset(map.len);
+    }
+    assert_eq!(next.0 - maps[0].va.0, 3 * PAGE);
+    rig.device.unpin(id).unwrap();
+    assert!(rig.close(&[id]));
 }
