@@ -254,7 +254,8 @@ impl HostRange {
         Ok(range.owned_by(Arc::new(pages)))
     }
 
-    /// The same memory, with something that keeps it there.
+    /// The same memory, with something that keeps it there. It may be dropped by any thread and
+    /// from within a back end, so its `Drop` calls no device.
     #[must_use]
     pub fn owned_by(mut self, owner: Arc<dyn Owner>) -> Self {
         self.owner = Some(owner);
