@@ -183,7 +183,7 @@ fn parted_peers_lose_what_they_mapped_of_each_other_and_keep_the_rest() {
         client.map_uvm(two, theirs, VA, MIB).unwrap();
         client.map_uvm(two, own, VA + MIB, MIB).unwrap();
         client.free(theirs).unwrap();
-        assert_eq!(client.driver.live().vram_bytes, 2 * MIB);
+        assert_eq!(client.driver().live().vram_bytes, 2 * MIB);
         if command == uvm::UNREGISTER_GPU {
             let mut packet = uvm::UnregisterGpu::new_zeroed();
             packet.uuid = one.uuid;
@@ -193,7 +193,7 @@ fn parted_peers_lose_what_they_mapped_of_each_other_and_keep_the_rest() {
             (packet.uuid_a, packet.uuid_b) = (two.uuid, one.uuid);
             client.uvm(command, &mut packet).unwrap();
         }
-        let live = client.driver.live();
+        let live = client.driver().live();
         assert_eq!((live.uvm_maps, live.vram_bytes), (1, MIB), "{command}");
     }
 }
