@@ -7,12 +7,16 @@ use vrampager_addr::Span;
 use crate::SpaceError;
 pub use evict::{Eviction, EvictionScan};
 use index::HoleIndex;
-use node::{Segment, Side};
+use leaf::{Segment, Side};
 use tree::{Path, Tree};
 
 mod evict;
 mod index;
-mod node;
+mod inner;
+mod lanes;
+mod leaf;
+mod slots;
+mod tags;
 mod tree;
 
 #[cfg(test)]
@@ -218,38 +222,41 @@ impl RangeAllocator {
         self.tree.as_ref().map_or(0, Tree::nodes)
     }
 
-    fn segments(&self) -> impl Iterator<Item = Segment> + '_ {
+    /// Live ranges and holes in address order, with their numbers.
+    fn segments(&self) -> impl Iterator<Item = (Segment, u32)> + '_ {
         let tree = self.tree.as_ref();
         let mut next = tree.map(|tree| tree.seek(self.span.start()));
         let untouched = (tree.is_none() && !self.span.is_empty()).then(|| self.one_hole());
         let inside = core::iter::from_fn(move || {
             let (tree, path) = (tree?, next.take()?);
             next = tree.next(&path);
-            Some(tree.segment(&path))
+            Some((tree.segment(&path), tree.tag(&path)))
         });
         untouched.into_iter().chain(inside)
     }
 
     /// What a space without a tree consists of.
-    fn one_hole(&self) -> Segment {
-        Segment {
+    fn one_hole(&self) -> (Segment, u32) {
+        let hole = Segment {
             start: self.span.start(),
             end: self.span.end(),
-            val: 0,
             hole: true,
-        }
+        };
+        (hole, 0)
     }
 
     /// Holes in address order.
     pub fn holes(&self) -> impl Iterator<Item = Span> + '_ {
         self.segments()
-            .filter(|segment| segment.hole)
-            .map(|s| span(s.start, s.end))
+            .filter(|(segment, _)| segment.hole)
+            .map(|(hole, _)| span(hole.start, hole.end))
     }
 
     /// Live ranges in address order.
     pub fn ranges(&self) -> impl Iterator<Item = Range> + '_ {
-        self.segments().filter(|segment| !segment.hole).map(range)
+        self.segments()
+            .filter(|(segment, _)| !segment.hole)
+            .map(range)
     }
 
     /// The live range that holds `address`.
@@ -257,7 +264,7 @@ impl RangeAllocator {
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Range> {
         self.lookup(address)
-            .filter(|segment| !segment.hole)
+            .filter(|(segment, _)| !segment.hole)
             .map(range)
     }
 
@@ -269,7 +276,7 @@ impl RangeAllocator {
         for _ in 0..3 {
             let segment = tree.segment(&path);
             if !segment.hole && segment.start >= address {
-                return Some(range(segment));
+                return Some(range((segment, tree.tag(&path))));
             }
             path = tree.next(&path)?;
         }
@@ -290,9 +297,11 @@ impl RangeAllocator {
             });
         }
         let window = self.window(request.within)?;
-        self.prepare(request.mode)?;
-        let (path, start) = self
-            .search(request, window)
+        self.prepare(request.mode, request.color)?;
+        let mut path = Path::default();
+        let start = self
+            .first_fit(&mut path, request)
+            .or_else(|| self.search(&mut path, request, window))
             .ok_or_else(|| self.no_space(request.size))?;
         let end = start + request.size;
         self.occupy(&path, (start, end), request.color);
@@ -313,12 +322,13 @@ impl RangeAllocator {
             });
         }
         self.window(Some(span))?;
-        self.prepare(Mode::Low)?;
+        self.prepare(Mode::Low, color)?;
         let tree = self
             .tree
             .as_ref()
             .ok_or_else(|| self.no_space(span.len()))?;
-        let path = tree.seek(span.start());
+        let mut path = Path::default();
+        tree.seek_into(&mut path, span.start());
         let hole = tree.segment(&path);
         // The gap rule is asked about neighbours of a hole only: those are live.
         let usable = hole
@@ -339,7 +349,8 @@ impl RangeAllocator {
             return None;
         }
         let tree = self.tree.as_mut()?;
-        let path = tree.seek(start);
+        let mut path = Path::default();
+        tree.seek_into(&mut path, start);
         let segment = tree.segment(&path);
         if segment.hole || segment.start != start {
             return None;
@@ -348,13 +359,17 @@ impl RangeAllocator {
             None => 0,
             Some(index) => {
                 let (mut lo, mut hi) = (start, segment.end);
-                let near = |path: Option<Path>| path.map(|path| tree.segment(&path));
-                if let Some(left) = near(tree.prev(&path)).filter(|left| left.hole) {
-                    index.remove(left.val);
+                let hole = |path: Option<Path>| {
+                    let path = path?;
+                    let segment = tree.segment(&path);
+                    segment.hole.then(|| (segment, tree.tag(&path)))
+                };
+                if let Some((left, id)) = hole(tree.prev(&path)) {
+                    index.remove(id);
                     lo = left.start;
                 }
-                if let Some(right) = near(tree.next(&path)).filter(|right| right.hole) {
-                    index.remove(right.val);
+                if let Some((right, id)) = hole(tree.next(&path)) {
+                    index.remove(id);
                     hi = right.end;
                 }
                 index.add(lo, hi - lo)
@@ -385,7 +400,7 @@ impl RangeAllocator {
     pub(crate) fn isolate(&mut self, span: Span, color: u32) {
         let tree = self.tree.as_mut().expect("a live range is in the tree");
         let path = tree.seek(span.start());
-        let whole = tree.segment(&path);
+        let (whole, old) = (tree.segment(&path), tree.tag(&path));
         assert!(
             !whole.hole && span.end() <= whole.end,
             "{span:?} is not inside one live range"
@@ -394,24 +409,34 @@ impl RangeAllocator {
             tree.cut(&path, span.start(), color);
             self.len += 1;
         } else {
-            tree.set_val(&path, color);
+            tree.set_tag(&path, color);
         }
         if span.end() < whole.end {
             let path = tree.seek(span.start());
-            tree.cut(&path, span.end(), whole.val);
+            tree.cut(&path, span.end(), old);
             self.len += 1;
         }
     }
 
-    /// Gives a live range another colour, in its place. Returns the old colour.
-    pub fn replace(&mut self, start: u64, color: u32) -> Option<u32> {
-        let old = self
-            .find(start)
-            .filter(|range| range.span.start() == start)?;
-        let tree = self.tree.as_mut()?;
+    /// Gives a live range another colour, in its place. Returns the old colour, `None` if no live
+    /// range starts at `start`.
+    ///
+    /// # Errors
+    /// [`SpaceError::MetadataExhausted`]: the first colour that is not the one of all other ranges
+    /// needs memory.
+    pub fn replace(&mut self, start: u64, color: u32) -> Result<Option<u32>, SpaceError> {
+        let Some(tree) = self.tree.as_mut().filter(|_| self.span.contains(start)) else {
+            return Ok(None);
+        };
         let path = tree.seek(start);
-        tree.set_val(&path, color);
-        Some(old.color)
+        let segment = tree.segment(&path);
+        if segment.hole || segment.start != start {
+            return Ok(None);
+        }
+        tree.reserve(color)?;
+        let old = tree.tag(&path);
+        tree.set_tag(&path, color);
+        Ok(Some(old))
     }
 
     /// Begins a search for the candidates whose removal makes room for `request`.
@@ -439,7 +464,7 @@ impl RangeAllocator {
         };
         tree.check(self.span.start(), self.span.end());
         let (mut free, mut holes, mut live, mut last_hole) = (0, 0, 0, false);
-        for segment in self.segments() {
+        for (segment, tag) in self.segments() {
             assert!(!(segment.hole && last_hole), "two holes touch");
             last_hole = segment.hole;
             if !segment.hole {
@@ -449,10 +474,7 @@ impl RangeAllocator {
             let len = segment.end - segment.start;
             (free, holes) = (free + len, holes + 1);
             if let Some(index) = &self.index {
-                assert!(
-                    index.describes(segment.val, segment.start, len),
-                    "{segment:?}"
-                );
+                assert!(index.describes(tag, segment.start, len), "{segment:?}");
             }
         }
         assert_eq!((free, live), (self.free, self.len), "counters");
@@ -462,7 +484,7 @@ impl RangeAllocator {
     }
 
     #[inline]
-    fn lookup(&self, address: u64) -> Option<Segment> {
+    fn lookup(&self, address: u64) -> Option<(Segment, u32)> {
         if !self.span.contains(address) {
             return None;
         }
@@ -493,13 +515,13 @@ impl RangeAllocator {
 
     /// Gets the memory that an insertion, and the removal of what it inserts, may need.
     #[inline]
-    fn prepare(&mut self, mode: Mode) -> Result<(), SpaceError> {
+    fn prepare(&mut self, mode: Mode, color: u32) -> Result<(), SpaceError> {
         match &mut self.tree {
-            Some(tree) => tree.reserve()?,
+            Some(tree) => tree.reserve(color)?,
             None if self.span.is_empty() => {}
             None => {
                 let mut tree = Tree::new(self.span.start(), self.span.end())?;
-                tree.reserve()?;
+                tree.reserve(color)?;
                 self.tree = Some(tree);
             }
         }
@@ -516,12 +538,13 @@ impl RangeAllocator {
     fn build_index(&mut self, holes: usize) -> Result<(), SpaceError> {
         let mut index = HoleIndex::new(holes)?;
         if let Some(tree) = &mut self.tree {
+            tree.list_tags()?;
             let mut next = Some(tree.seek(self.span.start()));
             while let Some(path) = next {
                 let segment = tree.segment(&path);
                 if segment.hole {
                     let id = index.add(segment.start, segment.end - segment.start);
-                    tree.set_val(&path, id);
+                    tree.set_tag(&path, id);
                 }
                 next = tree.next(&path);
             }
@@ -530,9 +553,29 @@ impl RangeAllocator {
         Ok(())
     }
 
-    /// The hole to take from, and where the range will start.
+    /// What [`search`](Self::search) comes to nearly always: the first hole in address order that
+    /// is long enough serves.
     #[inline]
-    fn search(&self, request: &RangeRequest, window: Span) -> Option<(Path, u64)> {
+    fn first_fit(&self, path: &mut Path, request: &RangeRequest) -> Option<u64> {
+        let side = match request.mode {
+            Mode::Low => Side::Low,
+            Mode::High => Side::High,
+            Mode::Best | Mode::Evict => return None,
+        };
+        if request.within.is_some() || self.gap.is_some() {
+            return None;
+        }
+        let tree = self.tree.as_ref()?;
+        if !tree.first_hole(path, request.size, side) {
+            return None;
+        }
+        let hole = tree.segment(path);
+        place(hole.start, hole.end, request)
+    }
+
+    /// Finds the hole to take from, and where the range will start.
+    #[inline(never)]
+    fn search(&self, path: &mut Path, request: &RangeRequest, window: Span) -> Option<u64> {
         let tree = self.tree.as_ref()?;
         if tree.longest() < request.size {
             return None;
@@ -542,7 +585,7 @@ impl RangeAllocator {
             self.fit(tree, &path, window, request)
                 .map(|start| (path, start))
         };
-        match (request.mode, &self.index) {
+        let found = match (request.mode, &self.index) {
             (Mode::Low, _) => self.walk(tree, request, window, Side::Low),
             (Mode::High, _) => self.walk(tree, request, window, Side::High),
             (Mode::Best | Mode::Evict, None) => None,
@@ -557,7 +600,10 @@ impl RangeAllocator {
                 let tries = if request.once { 1 } else { usize::MAX };
                 index.newest(request.size).take(tries).find_map(at)
             }
-        }
+        };
+        let (found, start) = found?;
+        *path = found;
+        Some(start)
     }
 
     /// Searches in address order.
@@ -619,7 +665,10 @@ impl RangeAllocator {
         let edge = match side {
             Side::Low if window.start() > self.span.start() => window.start(),
             Side::High if window.end() < self.span.end() => window.end().checked_sub(1)?,
-            Side::Low | Side::High => return tree.first_hole(size, side),
+            Side::Low | Side::High => {
+                let mut path = Path::default();
+                return tree.first_hole(&mut path, size, side).then_some(path);
+            }
         };
         if !self.span.contains(edge) {
             return None;
@@ -638,10 +687,10 @@ impl RangeAllocator {
         };
         let left = tree
             .prev(path)
-            .map_or(0, |left| gap(tree.segment(&left).val, color));
+            .map_or(0, |left| gap(tree.tag(&left), color));
         let right = tree
             .next(path)
-            .map_or(0, |right| gap(color, tree.segment(&right).val));
+            .map_or(0, |right| gap(color, tree.tag(&right)));
         Some((hole.start.checked_add(left)?, hole.end.checked_sub(right)?))
     }
 
@@ -657,16 +706,16 @@ impl RangeAllocator {
         let tree = self.tree.as_mut().expect("the path leads through it");
         let mut rest = 0;
         if let Some(index) = &mut self.index {
-            let hole = tree.segment(path);
+            let (hole, id) = (tree.segment(path), tree.tag(path));
             match (start > hole.start, end < hole.end) {
-                (false, false) => index.remove(hole.val),
-                (true, false) => index.change(hole.val, hole.start, start - hole.start),
+                (false, false) => index.remove(id),
+                (true, false) => index.change(id, hole.start, start - hole.start),
                 (false, true) => {
-                    rest = hole.val;
+                    rest = id;
                     index.change(rest, end, hole.end - end);
                 }
                 (true, true) => {
-                    index.change(hole.val, hole.start, start - hole.start);
+                    index.change(id, hole.start, start - hole.start);
                     rest = index.add(end, hole.end - end);
                 }
             }
@@ -700,22 +749,22 @@ fn span(start: u64, end: u64) -> Span {
     Span::from_bounds(start, end).expect("bounds are ordered")
 }
 
-fn range(segment: Segment) -> Range {
+fn range((segment, color): (Segment, u32)) -> Range {
     Range {
         span: span(segment.start, segment.end),
-        color: segment.val,
+        color,
     }
 }
 
 impl fmt::Debug for RangeAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = f.debug_map();
-        for segment in self.segments() {
+        for (segment, color) in self.segments() {
             let bounds = span(segment.start, segment.end);
             if segment.hole {
                 parts.entry(&bounds, &"free");
             } else {
-                parts.entry(&bounds, &segment.val);
+                parts.entry(&bounds, &color);
             }
         }
         parts.finish()

@@ -176,12 +176,12 @@ fn insertion_fills_the_space_completely_and_refills_what_is_removed() {
 fn replacing_a_range_keeps_its_place_and_hands_over_its_colour() {
     let mut mm = space(0, 4096);
     mm.reserve(span(1024, 512), 7).unwrap();
-    assert_eq!(mm.replace(1024, 9), Some(7));
+    assert_eq!(mm.replace(1024, 9), Ok(Some(7)));
     assert_eq!(
         mm.find(1100).map(|range| (range.span, range.color)),
         Some((span(1024, 512), 9))
     );
-    assert_eq!(mm.replace(1025, 1), None);
+    assert_eq!(mm.replace(1025, 1), Ok(None));
     mm.check();
 }
 

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use vrampager_addr::Span;
 
-use super::{Mode, Range, RangeAllocator, RangeRequest, place, span};
+use super::{Mode, Path, Range, RangeAllocator, RangeRequest, place, span};
 use crate::SpaceError;
 use crate::ordered::OrderedMap;
 
@@ -242,7 +242,8 @@ impl<'a> EvictionScan<'a> {
         if self.space.tree.is_none() {
             return self.fit((self.space.span.start(), self.space.span.end()));
         }
-        let (_, start) = self.space.search(&request, self.window)?;
+        let mut path = Path::default();
+        let start = self.space.search(&mut path, &request, self.window)?;
         Some(span(start, start + request.size))
     }
 
@@ -292,8 +293,8 @@ impl<'a> EvictionScan<'a> {
     }
 
     fn hole_at(&self, address: u64) -> Option<Span> {
-        let segment = self.space.lookup(address).filter(|segment| segment.hole)?;
-        Some(span(segment.start, segment.end))
+        let (segment, _) = self.space.lookup(address)?;
+        segment.hole.then(|| span(segment.start, segment.end))
     }
 
     fn hole_before(&self, address: u64) -> Option<Span> {

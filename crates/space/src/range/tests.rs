@@ -67,6 +67,43 @@ fn no_gap(_: u32, _: u32) -> u64 {
     0
 }
 
+/// Where the cells of a model lie in the space under test.
+#[derive(Clone, Copy)]
+struct Scale {
+    base: u64,
+    unit: u64,
+}
+
+impl Scale {
+    const PLAIN: Self = Self { base: 0, unit: 1 };
+
+    fn span(self, cells: Span) -> Span {
+        Span::new(
+            self.base + cells.start() * self.unit,
+            cells.len() * self.unit,
+        )
+        .unwrap()
+    }
+
+    fn request(self, request: &RangeRequest) -> RangeRequest {
+        RangeRequest {
+            size: request.size * self.unit,
+            align: request.align * self.unit,
+            within: request.within.map(|within| self.span(within)),
+            ..*request
+        }
+    }
+
+    /// In cells again; every bound is one of a cell.
+    fn cells(self, span: Span) -> Span {
+        let cell = |address: u64| {
+            assert!((address - self.base).is_multiple_of(self.unit));
+            (address - self.base) / self.unit
+        };
+        Span::from_bounds(cell(span.start()), cell(span.end())).unwrap()
+    }
+}
+
 fn random_request(rng: &mut Rng, cells: u64, mode: Mode) -> RangeRequest {
     let most = 1 + rng.below(1 + cells / 8);
     let mut request = RangeRequest::new(1 + rng.below(most)).mode(mode);
@@ -92,10 +129,17 @@ fn fill(cells: &mut [Option<u32>], span: Span, color: Option<u32>) {
 }
 
 fn churn(seed: u64, modes: &[Mode], gap: GapRule) {
+    let count = 1 + Rng(seed).below(1200);
+    let space = RangeAllocator::with_gap(Span::new(0, count).unwrap(), gap);
+    churn_in(space, seed, modes, Scale::PLAIN);
+}
+
+/// Random operations on an empty space, compared with a table of cells.
+fn churn_in(mut space: RangeAllocator, seed: u64, modes: &[Mode], scale: Scale) {
     let mut rng = Rng(seed);
     let count = 1 + rng.below(1200);
+    let gap = space.gap.unwrap_or(no_gap);
     let mut cells: Vec<Option<u32>> = vec![None; index(count)];
-    let mut space = RangeAllocator::with_gap(Span::new(0, count).unwrap(), gap);
     let mut live: Vec<Span> = Vec::new();
     // Long phases of growth and decay build and tear down levels of the tree.
     for step in 0..1500 {
@@ -104,7 +148,8 @@ fn churn(seed: u64, modes: &[Mode], gap: GapRule) {
             let mode = modes[index(rng.below(modes.len() as u64))];
             let request = random_request(&mut rng, count, mode);
             let all = candidates(&cells, &request, gap);
-            let got = space.insert(&request);
+            let got = space.insert(&scale.request(&request));
+            let got = got.map(|span| scale.cells(span));
             assert_eq!(
                 got.is_ok(),
                 !all.is_empty(),
@@ -124,21 +169,28 @@ fn churn(seed: u64, modes: &[Mode], gap: GapRule) {
         } else if !live.is_empty() {
             let pick = index(rng.below(live.len() as u64));
             let span = live.swap_remove(pick);
-            assert_eq!(space.remove(span.start()), Some(span));
+            let real = scale.span(span);
+            assert_eq!(space.remove(real.start()), Some(real));
             fill(&mut cells, span, None);
         }
         if step % 16 == 0 {
             space.check();
         }
         let address = rng.below(count + 5);
-        let found = space.find(address).map(|range| range.span);
+        let within = if scale.unit > 1 {
+            rng.below(scale.unit)
+        } else {
+            0
+        };
+        let found = space.find(scale.base + address * scale.unit + within);
+        let found = found.map(|range| scale.cells(range.span));
         assert_eq!(
             found,
             live.iter().copied().find(|span| span.contains(address))
         );
         let after = space
-            .first_at_or_after(address)
-            .map(|range| range.span.start());
+            .first_at_or_after(scale.base + address * scale.unit)
+            .map(|range| scale.cells(range.span).start());
         assert_eq!(
             after,
             live.iter()
@@ -148,10 +200,42 @@ fn churn(seed: u64, modes: &[Mode], gap: GapRule) {
         );
     }
     for span in live {
-        space.remove(span.start()).unwrap();
+        space.remove(scale.span(span).start()).unwrap();
     }
     space.check();
     assert_eq!((space.holes().count(), space.metadata_nodes()), (1, 1));
+}
+
+#[test]
+fn ranges_longer_and_farther_apart_than_a_leaf_reaches_are_placed_like_short_ones() {
+    // A leaf reaches 2^31 - 2 addresses: from hundreds of cells in a leaf to one, and cells that
+    // begin just inside or outside its reach.
+    let reach = (1 << 31) - 2;
+    let units = [
+        1 << 24,
+        1 << 28,
+        reach / 2,
+        reach / 2 + 1,
+        reach,
+        reach + 1,
+        1 << 45,
+    ];
+    let all = [Mode::Low, Mode::High, Mode::Best, Mode::Evict];
+    for unit in units {
+        // Every alignment in use divides the base.
+        for base in [0, 2520 * unit] {
+            for (seed, modes) in [&all[..1], &all[1..2], &all[..2], &all]
+                .into_iter()
+                .enumerate()
+            {
+                let seed = 100 + seed as u64;
+                let scale = Scale { base, unit };
+                let count = 1 + Rng(seed).below(1200);
+                let space = RangeAllocator::new(scale.span(Span::new(0, count).unwrap()));
+                churn_in(space, seed, modes, scale);
+            }
+        }
+    }
 }
 
 #[test]
@@ -242,14 +326,17 @@ fn removing_what_is_not_the_start_of_a_range_does_nothing() {
 
 #[test]
 fn filling_from_either_end_packs_the_leaves() {
-    for mode in [Mode::Low, Mode::High] {
-        let mut mm = RangeAllocator::new(Span::new(0, 1 << 30).unwrap());
+    for (mode, end) in [Mode::Low, Mode::High]
+        .into_iter()
+        .flat_map(|mode| [(mode, 1 << 30), (mode, 1 << 50)])
+    {
+        let mut mm = RangeAllocator::new(Span::new(0, end).unwrap());
         for _ in 0..32_000 {
             mm.insert(&RangeRequest::new(1).mode(mode)).unwrap();
         }
         assert!(
             mm.metadata_nodes() < 1300,
-            "{mode:?}: {} nodes",
+            "{mode:?} below {end:#x}: {} nodes",
             mm.metadata_nodes()
         );
     }
