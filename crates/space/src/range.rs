@@ -528,9 +528,13 @@ impl RangeAllocator {
         // n ranges have at most n + 1 holes around them, and this makes one range more.
         let holes = self.len + 3;
         match &mut self.index {
-            Some(index) => index.reserve(holes),
-            None if mode == Mode::Best || mode == Mode::Evict => self.build_index(holes),
-            None => Ok(()),
+            Some(index) => index.reserve(holes)?,
+            None if mode == Mode::Best || mode == Mode::Evict => self.build_index(holes)?,
+            None => {}
+        }
+        match &mut self.index {
+            Some(index) if mode == Mode::Evict => index.list_by_age(),
+            _ => Ok(()),
         }
     }
 
@@ -580,30 +584,52 @@ impl RangeAllocator {
         if tree.longest() < request.size {
             return None;
         }
-        let at = |start: u64| {
-            let path = tree.seek(start);
-            self.fit(tree, &path, window, request)
-                .map(|start| (path, start))
-        };
         let found = match (request.mode, &self.index) {
             (Mode::Low, _) => self.walk(tree, request, window, Side::Low),
             (Mode::High, _) => self.walk(tree, request, window, Side::High),
             (Mode::Best | Mode::Evict, None) => None,
-            (Mode::Best, Some(index)) if request.once => {
-                index.first_best(request.size).and_then(at)
-            }
-            (Mode::Best, Some(index)) => {
-                let sure = request.size.saturating_add(request.align - 1);
-                index.best((request.size, sure), at)
-            }
-            (Mode::Evict, Some(index)) => {
-                let tries = if request.once { 1 } else { usize::MAX };
-                index.newest(request.size).take(tries).find_map(at)
+            (Mode::Best | Mode::Evict, Some(index)) => {
+                let (hole, start) = self.look_up(tree, index, request, window)?;
+                tree.seek_into(path, hole);
+                return Some(start);
             }
         };
         let (found, start) = found?;
         *path = found;
         Some(start)
+    }
+
+    /// The start of the hole to take from by the index, and where the range will start.
+    fn look_up(
+        &self,
+        tree: &Tree,
+        index: &HoleIndex,
+        request: &RangeRequest,
+        window: Span,
+    ) -> Option<(u64, u64)> {
+        let at = |hole: u64, len: u64| {
+            // Only neighbours have to be looked up in the tree.
+            let start = if self.gap.is_none() {
+                let (lo, hi) = (hole.max(window.start()), (hole + len).min(window.end()));
+                place(lo, hi, request)
+            } else {
+                self.fit(tree, &tree.seek(hole), window, request)
+            };
+            start.map(|start| (hole, start))
+        };
+        let sure = request.size.saturating_add(request.align - 1);
+        match (request.mode, request.once) {
+            (Mode::Evict, once) => {
+                let tries = if once { 1 } else { usize::MAX };
+                let mut holes = index.newest(request.size).take(tries);
+                holes.find_map(|(hole, len)| at(hole, len))
+            }
+            (_, true) => {
+                let (hole, len) = index.first_best(request.size)?;
+                at(hole, len)
+            }
+            (_, false) => index.best((request.size, sure), at),
+        }
     }
 
     /// Searches in address order.

@@ -24,9 +24,15 @@ struct Entry {
     /// Neighbours on the list of the size class.
     next: u32,
     prev: u32,
-    /// Neighbours on the list of all holes by age.
+    /// Neighbours on the list of all holes by age, if there is one; else when it was made.
     older: u32,
     newer: u32,
+}
+
+impl Entry {
+    fn made(&self) -> u64 {
+        u64::from(self.newer) << 32 | u64::from(self.older)
+    }
 }
 
 fn bin_of(len: u64) -> u32 {
@@ -37,8 +43,10 @@ fn bin_of(len: u64) -> u32 {
 }
 
 /// # Invariants
-/// Every hole of the space has one entry, on the list of its bin and on the list by age. Entry 0
-/// is no hole; its `newer` is the oldest and its `older` the newest hole.
+/// Every hole of the space has one entry, on the list of its bin and, once somebody asked for it,
+/// on the list by age. Entry 0 is no hole; its `newer` is the oldest and its `older` the newest
+/// hole, if there is the list. Until then entries say when they were made, which costs no visit to
+/// two other entries whenever a hole changes.
 #[derive(Clone, Debug)]
 pub(super) struct HoleIndex {
     entries: Vec<Entry>,
@@ -46,6 +54,8 @@ pub(super) struct HoleIndex {
     heads: Vec<u32>,
     map: [u32; OCTAVES],
     top: u64,
+    /// Holes made so far; `None` when there is a list by age.
+    made: Option<u64>,
 }
 
 impl HoleIndex {
@@ -63,6 +73,7 @@ impl HoleIndex {
             heads,
             map: [0; OCTAVES],
             top: 0,
+            made: Some(0),
         };
         index.reserve(count)?;
         index.entries.push(Entry::default());
@@ -159,7 +170,43 @@ impl HoleIndex {
         }
     }
 
+    /// Makes the list by age, unless there is one.
+    pub(super) fn list_by_age(&mut self) -> Result<(), SpaceError> {
+        if self.made.is_none() {
+            return Ok(());
+        }
+        let mut ids = Vec::new();
+        ids.try_reserve_exact(self.entries.len())
+            .map_err(|_| SpaceError::MetadataExhausted)?;
+        for bin in self.bins(0) {
+            let mut id = self.heads[bin as usize];
+            while id != NONE {
+                ids.push(id);
+                id = self.entries[id as usize].next;
+            }
+        }
+        ids.sort_unstable_by_key(|&id| self.entries[id as usize].made());
+        self.made = None;
+        (self.entry(NONE).older, self.entry(NONE).newer) = (NONE, NONE);
+        for id in ids {
+            self.age(id);
+        }
+        Ok(())
+    }
+
+    /// Makes a hole the newest.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "two halves of a number are stored, each in 32 bits"
+    )]
     fn age(&mut self, id: u32) {
+        if let Some(made) = &mut self.made {
+            *made += 1;
+            let (older, newer) = (*made as u32, (*made >> 32) as u32);
+            let entry = self.entry(id);
+            (entry.older, entry.newer) = (older, newer);
+            return;
+        }
         let before = self.entries[NONE as usize].older;
         self.entry(before).newer = id;
         let entry = self.entry(id);
@@ -168,6 +215,9 @@ impl HoleIndex {
     }
 
     fn forget_age(&mut self, id: u32) {
+        if self.made.is_some() {
+            return;
+        }
         let Entry { older, newer, .. } = *self.entry(id);
         self.entry(older).newer = newer;
         self.entry(newer).older = older;
@@ -207,7 +257,7 @@ impl HoleIndex {
     pub(super) fn best<T>(
         &self,
         (size, sure): (u64, u64),
-        place: impl Fn(u64) -> Option<T>,
+        place: impl Fn(u64, u64) -> Option<T>,
     ) -> Option<T> {
         for bin in self.bins(size).take(NEAR_BINS).chain(self.bins(sure)) {
             let mut least: Option<(u64, u64, T)> = None;
@@ -216,7 +266,7 @@ impl HoleIndex {
                 if least
                     .as_ref()
                     .is_none_or(|&(len, start, _)| key < (len, start))
-                    && let Some(found) = place(entry.start)
+                    && let Some(found) = place(entry.start, entry.len)
                 {
                     least = Some((key.0, key.1, found));
                 }
@@ -229,27 +279,28 @@ impl HoleIndex {
         let mut rest = self.bins(size).flat_map(|bin| self.list(bin));
         rest.find_map(|entry| {
             if entry.len >= size {
-                place(entry.start)
+                place(entry.start, entry.len)
             } else {
                 None
             }
         })
     }
 
-    /// The best hole of at least `size`, whether it will serve or not.
-    pub(super) fn first_best(&self, size: u64) -> Option<u64> {
-        self.best((size, size), Some)
+    /// The best hole of at least `size`, whether it will serve or not: its start and length.
+    pub(super) fn first_best(&self, size: u64) -> Option<(u64, u64)> {
+        self.best((size, size), |start, len| Some((start, len)))
     }
 
-    /// Starts of the holes of at least `size`, the newest first.
-    pub(super) fn newest(&self, size: u64) -> impl Iterator<Item = u64> + '_ {
+    /// Starts and lengths of the holes of at least `size`, the newest first; there is a list by
+    /// age.
+    pub(super) fn newest(&self, size: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let mut id = self.entries[NONE as usize].older;
         core::iter::from_fn(move || {
             loop {
                 let entry = *self.entries.get(id as usize).filter(|_| id != NONE)?;
                 id = entry.older;
                 if entry.len >= size {
-                    return Some(entry.start);
+                    return Some((entry.start, entry.len));
                 }
             }
         })
@@ -264,11 +315,13 @@ impl HoleIndex {
     /// Number of holes.
     ///
     /// # Panics
-    /// When the list by age and the lists by length disagree about it.
+    /// When a list by age and the lists by length disagree about it.
     pub(super) fn count(&self) -> usize {
-        let by_age = self.newest(0).count();
-        let by_len: usize = self.bins(0).map(|bin| self.list(bin).count()).sum();
-        assert_eq!(by_age, by_len, "a hole is missing from one of its lists");
-        by_age
+        let by_len = self.bins(0).map(|bin| self.list(bin).count()).sum();
+        if self.made.is_none() {
+            let by_age = self.newest(0).count();
+            assert_eq!(by_age, by_len, "a hole is missing from one of its lists");
+        }
+        by_len
     }
 }

@@ -281,8 +281,8 @@ impl Inner {
                 .iter()
                 .all(|&longest| longest == 0)
         );
-        for at in 0..FANOUT {
-            assert_eq!(codes[at], code_of(self.longest[at]));
+        for (&code, &longest) in codes.iter().zip(&self.longest) {
+            assert_eq!(code, code_of(longest));
         }
         let mut fresh = self.clone();
         fresh.refresh();
