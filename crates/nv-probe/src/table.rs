@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_simulated_driver_of_every_release_and_generation_answers_as_the_real_one() {
+    fn the_simulated_driver_of_every_release_and_generation_answers_as_the_table_says() {
         for release in ["570.144", "580.82.07", "595.45.04"] {
             for arch in ["ampere", "ada", "blackwell"] {
                 let machine = format!("gpus=2,vram=64M,release={release},arch={arch}");

@@ -91,7 +91,9 @@ impl Report {
     ///
     /// When a side measured nothing: ratios would have no meaning.
     pub(super) fn new(theirs: &Measured, ours: &Measured) -> Result<Self> {
-        for (side, speed) in [("tinygrad", theirs.speed), ("ours", ours.speed)] {
+        for (side, measured) in [("tinygrad", theirs), ("ours", ours)] {
+            ensure!(measured.stress.ops > 0, "{side} did no random operation");
+            let speed = measured.speed;
             let values = [
                 speed.alloc_free_us,
                 speed.ioctls_per_alloc_free,
@@ -275,6 +277,14 @@ mod tests {
         let wanted =
             "1 MiB allocations and frees per second              10000      40000         4.00";
         assert!(table.contains(wanted), "{table}");
+    }
+
+    #[test]
+    fn a_side_that_did_no_random_operation_is_named() {
+        let mut idle = side(9, 0, 1.0);
+        idle.stress.ops = 0;
+        let error = Report::new(&side(63, 0, 1.0), &idle).unwrap_err();
+        assert_eq!(error.to_string(), "ours did no random operation");
     }
 
     #[test]

@@ -15,7 +15,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("hal", &["addr"]),
     ("core", &["addr", "lock", "space", "reclaim", "hal"]),
     ("nv-abi", &[]),
-    ("nv-driver", &["addr", "space", "nv-abi"]),
+    ("nv-driver", &["addr", "nv-abi"]),
     ("nv", &["addr", "space", "hal", "nv-abi", "nv-driver"]),
     // Of `nv` it uses the open file of a node, and nothing that decides.
     ("nv-probe", &["nv-abi", "nv-driver", "nv"]),
