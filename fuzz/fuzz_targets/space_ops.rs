@@ -213,10 +213,8 @@ fn sub(source: &mut Source) {
                 table.set(start, len, true);
                 live.push((start, len));
             }
-            Err(SpaceError::NoSpace { .. }) if align > 1 => {
-                assert!(!table.fits(len, align, (0, cells)));
-            }
-            Err(error) => assert!(matches!(error, SpaceError::NoSpace { .. }), "{error}"),
+            Err(SpaceError::NoSpace { .. }) => assert!(!table.fits(len, align, (0, cells))),
+            Err(error) => panic!("{error}"),
         }
     }
     space.check();

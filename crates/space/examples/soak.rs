@@ -1,7 +1,7 @@
 //! Runs allocators for a very long time and fails if their records or holes grow.
 //!
-//! `cargo run --release -p vrampager-space --example soak [OPERATIONS]`, 10^8 by default, on each
-//! of the allocators. What a tenth of the run has settled to is the measure for the rest.
+//! `cargo run --release -p vrampager-space --example soak [OPERATIONS]`, 10^6 by default, on each of
+//! the allocators. What a tenth of the run has settled to is the measure for the rest.
 #![expect(
     clippy::print_stdout,
     reason = "progress on standard output is the purpose"
@@ -266,7 +266,7 @@ fn soak(name: &str, subject: &mut dyn Soaked, operations: u64) {
 }
 
 fn main() {
-    let operations: u64 = std::env::args().nth(1).map_or(100_000_000, |text| {
+    let operations: u64 = std::env::args().nth(1).map_or(1_000_000, |text| {
         text.parse()
             .expect("the argument is a number of operations")
     });

@@ -19,10 +19,11 @@ pub(super) fn at_least(lanes: &Lanes, least: i32) -> u32 {
     // SAFETY: the whole program is compiled for processors that have AVX2, and the function has
     // no other precondition.
     let less = unsafe { avx2::less(*lanes, least) };
-    #[cfg(all(target_arch = "x86_64", not(target_feature = "avx2")))]
-    // SAFETY: every x86-64 processor has SSE2, and the function has no other precondition.
+    #[cfg(all(target_feature = "sse2", not(target_feature = "avx2")))]
+    // SAFETY: the whole program is compiled for processors that have SSE2, and the function has
+    // no other precondition.
     let less = unsafe { sse2::less(*lanes, least) };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(target_feature = "sse2"))]
     let less = plain::less(*lanes, least);
     less ^ 0xff
 }
@@ -35,10 +36,11 @@ pub(super) fn greatest_kept<const BLOCKS: usize>(blocks: &[Lanes; BLOCKS], bits:
     // SAFETY: the whole program is compiled for processors that have AVX2, and the function has
     // no other precondition.
     let greatest = unsafe { avx2::greatest_kept(blocks, bits) };
-    #[cfg(all(target_arch = "x86_64", not(target_feature = "avx2")))]
-    // SAFETY: every x86-64 processor has SSE2, and the function has no other precondition.
+    #[cfg(all(target_feature = "sse2", not(target_feature = "avx2")))]
+    // SAFETY: the whole program is compiled for processors that have SSE2, and the function has
+    // no other precondition.
     let greatest = unsafe { sse2::greatest_kept(blocks, bits) };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(target_feature = "sse2"))]
     let greatest = plain::greatest_kept(blocks, bits);
     greatest
 }
@@ -56,7 +58,7 @@ pub(super) fn greatest_but(lanes: &Lanes, but: usize) -> i32 {
 }
 
 /// For processors that are not known here, and what the others are to do.
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(any(test, not(target_feature = "sse2")))]
 mod plain {
     use super::Lanes;
 
@@ -112,7 +114,7 @@ mod avx2 {
     }
 }
 
-#[cfg(all(target_arch = "x86_64", any(test, not(target_feature = "avx2"))))]
+#[cfg(all(target_feature = "sse2", any(test, not(target_feature = "avx2"))))]
 mod sse2 {
     use super::{LANES, Lanes};
     use core::arch::x86_64 as arch;

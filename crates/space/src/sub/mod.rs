@@ -34,9 +34,10 @@ const TIGHT_TRIES: usize = 16;
 /// An allocator that keeps records of holes only.
 ///
 /// The caller remembers the length of what it was given and says it when freeing; in return a
-/// live range costs no memory and no cache misses, and both operations take constant time, but for
-/// two: an aligned request that no hole is long enough for whatever its start looks at all holes
-/// before it fails, and more ranges than were reserved for move the records.
+/// live range costs no memory and no cache misses. Both operations take constant time, as a hash
+/// table does, but for three: a request looks at all holes that could serve it before it fails, a
+/// failed one at all of the highest size class for the longest, and more ranges than were
+/// reserved for move the records.
 ///
 /// Freeing something that is not live is caught only when it overlaps a hole at its edges.
 ///
@@ -181,6 +182,12 @@ impl SubAllocator {
         let Some(len) = u32::try_from(units).ok().filter(|&len| len > 0) else {
             return Err(self.refuse(size));
         };
+        if !align.is_power_of_two() {
+            return Err(SpaceError::Invalid {
+                argument: "align",
+                value: align,
+            });
+        }
         let ranges = self.live + self.holes.len();
         if ranges >= self.room {
             self.reserve(ranges + ranges / 2 + 16)?;
@@ -188,7 +195,7 @@ impl SubAllocator {
         let start = if align >> self.shift <= 1 {
             self.take(len)
         } else {
-            self.take_aligned(len, align)?
+            self.take_aligned(len, align)
         };
         match start {
             Some(start) => {
@@ -212,6 +219,10 @@ impl SubAllocator {
         assert!(
             end <= from || to <= start || from == to,
             "units {start} to {end} are partly free already"
+        );
+        assert!(
+            self.live > 0 && end - start <= self.units - self.free,
+            "units {start} to {end} are free already"
         );
         let borders = self.holes.borders(start, end);
         self.live -= 1;
@@ -371,9 +382,19 @@ impl SubAllocator {
                 self.active.0 += len;
                 return Some(from);
             }
-            None => self.holes.bins.head(self.holes.bins.next_bin(floor + 1)?),
+            None => match self.holes.bins.next_bin(floor + 1) {
+                Some(bin) => self.holes.bins.head(bin),
+                None => self.last_resort(floor, len)?,
+            },
         };
         Some(self.cut(id, len))
+    }
+
+    /// A hole in the bin of a length that is long enough, when there is none in higher bins.
+    #[cold]
+    fn last_resort(&self, floor: u32, len: u32) -> Option<u32> {
+        let mut holes = self.holes.bins.list(floor);
+        holes.find(|(_, hole)| hole.len >= len).map(|(id, _)| id)
     }
 
     /// One of the newest holes in the bin of a length that is long enough.
@@ -385,9 +406,14 @@ impl SubAllocator {
 
     fn take_tight(&mut self, len: u32) -> Option<u32> {
         self.put_back_active();
-        let mut bin = bin_of(len);
+        let floor = bin_of(len);
+        let mut bin = floor;
         loop {
-            bin = self.holes.bins.next_bin(bin)?;
+            let Some(next) = self.holes.bins.next_bin(bin) else {
+                let id = self.last_resort(floor, len)?;
+                return Some(self.cut(id, len));
+            };
+            bin = next;
             let best = self
                 .holes
                 .bins
@@ -414,20 +440,9 @@ impl SubAllocator {
         hole.start
     }
 
-    fn take_aligned(&mut self, len: u32, align: u64) -> Result<Option<u32>, SpaceError> {
-        if !align.is_power_of_two() {
-            return Err(SpaceError::Invalid {
-                argument: "align",
-                value: align,
-            });
-        }
-        let Ok(align) = u32::try_from(align >> self.shift) else {
-            return Ok(None);
-        };
+    fn take_aligned(&mut self, len: u32, align: u64) -> Option<u32> {
         self.put_back_active();
-        let Some((id, start)) = self.find_aligned(len, align) else {
-            return Ok(None);
-        };
+        let (id, start) = self.find_aligned(len, align >> self.shift)?;
         let hole = self.holes.remove(id);
         if hole.start < start {
             self.holes.add(hole.start, start);
@@ -435,11 +450,11 @@ impl SubAllocator {
         if start + len < hole.end() {
             self.holes.add(start + len, hole.end());
         }
-        Ok(Some(start))
+        Some(start)
     }
 
     /// A hole with an aligned part of `len` units, and where that starts.
-    fn find_aligned(&self, len: u32, align: u32) -> Option<(u32, u32)> {
+    fn find_aligned(&self, len: u32, align: u64) -> Option<(u32, u32)> {
         let (bins, tries) = match self.fit {
             Fit::Fast => (1, FAST_TRIES),
             Fit::Tight => (4, 4),
@@ -456,7 +471,8 @@ impl SubAllocator {
             bin = next + 1;
         }
         // In a hole this long any start will do.
-        let sure = len.checked_add(align - 1).map(|padded| bin_of(padded) + 1);
+        let padded = u32::try_from(u64::from(len) + (align - 1)).ok();
+        let sure = padded.map(|padded| bin_of(padded) + 1);
         if let Some(bin) = sure.and_then(|bin| self.holes.bins.next_bin(bin)) {
             return first_aligned(self.holes.bins.list(bin), len, align);
         }
@@ -477,10 +493,16 @@ impl SubAllocator {
 fn first_aligned(
     mut holes: impl Iterator<Item = (u32, Hole)>,
     len: u32,
-    align: u32,
+    align: u64,
 ) -> Option<(u32, u32)> {
     holes.find_map(|(id, hole)| {
-        let start = hole.start.checked_next_multiple_of(align)?;
-        (start.checked_add(len)? <= hole.end()).then_some((id, start))
+        let start = u64::from(hole.start).next_multiple_of(align);
+        let fits = start + u64::from(len) <= u64::from(hole.end());
+        fits.then(|| {
+            (
+                id,
+                u32::try_from(start).expect("in front of the hole's end"),
+            )
+        })
     })
 }

@@ -1,11 +1,11 @@
 //! Comparing sixteen tags at once.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 mod sse2;
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", target_feature = "sse2")))]
 pub(super) use self::portable as equal;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
 pub(super) use sse2::equal;
 
 #[inline]
@@ -18,7 +18,7 @@ fn words(tags: &[u8; 16]) -> [u64; 2] {
 }
 
 /// One bit for each of the tags that is equal to `tag`.
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(any(test, not(all(target_arch = "x86_64", target_feature = "sse2"))))]
 #[inline]
 pub(super) fn portable(tags: &[u8; 16], tag: u8) -> u32 {
     const ONES: u64 = u64::MAX / 255;

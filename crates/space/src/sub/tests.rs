@@ -134,17 +134,61 @@ fn requests_that_can_never_be_served_say_why() {
     let mut space = SubAllocator::new(1 << 20, 4096, Fit::Fast).unwrap();
     let invalid = |argument, value| Err(SpaceError::Invalid { argument, value });
     assert_eq!(space.alloc(0, 1), invalid("size", 0));
-    assert_eq!(space.alloc(1, 12288), invalid("align", 12288));
+    for align in [0, 3, 4097, 6144, 12288] {
+        assert_eq!(space.alloc(1, align), invalid("align", align));
+    }
     let error = space.alloc(u64::MAX, 1).unwrap_err();
     assert_eq!(error.fragmentation_permille(), Some(0));
     assert!(SubAllocator::new(1 << 50, 1, Fit::Fast).is_err());
 }
 
 #[test]
+fn a_request_fails_only_if_no_hole_is_long_enough_however_many_of_its_class_are_too_short() {
+    for fit in [Fit::Fast, Fit::Tight] {
+        for short in [2, 40] {
+            // 100 and 101 share a size class; the long hole is older than all short ones.
+            let mut space = SubAllocator::new(101 + 101 * short, 1, fit).unwrap();
+            assert_eq!(space.alloc(101, 1), Ok(0));
+            let starts: Vec<u64> = (0..short)
+                .map(|_| {
+                    space.alloc(1, 1).unwrap();
+                    space.alloc(100, 1).unwrap()
+                })
+                .collect();
+            space.free(0, 101);
+            starts.iter().for_each(|&start| space.free(start, 100));
+            assert_eq!(space.alloc(101, 1), Ok(0), "{fit:?} {short}");
+            assert!(space.alloc(101, 1).is_err());
+            space.check();
+        }
+    }
+}
+
+#[test]
+fn offset_zero_is_a_multiple_of_everything() {
+    let mut space = SubAllocator::new(1 << 20, 1, Fit::Fast).unwrap();
+    assert_eq!(space.alloc(5, 1 << 63), Ok(0));
+    assert!(space.alloc(5, 1 << 63).is_err());
+    space.free(0, 5);
+    space.check();
+}
+
+#[test]
+#[should_panic(expected = "are free already")]
+fn freeing_the_inside_of_a_hole_of_all_there_is_is_a_bug() {
+    let mut space = SubAllocator::new(1 << 20, 1, Fit::Fast).unwrap();
+    space.free(1 << 19, 16);
+}
+
+#[test]
 fn a_pool_of_a_kilobyte_serves_a_request_of_all_of_it() {
-    // F1: an initial size far below the request must not matter.
-    let mut space = SubAllocator::new(1024, 256, Fit::Fast).unwrap();
+    // F1: an initial size far below the request must not matter, of memory or of records.
+    let mut space = SubAllocator::with_capacity(1024, 1, Fit::Fast, 1).unwrap();
     assert_eq!(space.alloc(1024, 256), Ok(0));
+    space.free(0, 1024);
+    let all: Vec<u64> = (0..1024).map(|_| space.alloc(1, 1).unwrap()).collect();
+    all.iter().step_by(2).for_each(|&unit| space.free(unit, 1));
+    assert_eq!(space.free_bytes(), 512);
 }
 
 /// All of a space as ranges of one unit.

@@ -7,7 +7,8 @@ use core::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_
 
 #[inline]
 pub(in super::super) fn equal(tags: &[u8; 16], tag: u8) -> u32 {
-    // SAFETY: the function needs a processor with SSE2, which is part of x86-64.
+    // SAFETY: the whole program is compiled for processors with SSE2, and the function has no other
+    // precondition.
     unsafe { equal_vectors(tags, tag) }
 }
 
