@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use anyhow::anyhow;
 use serde_json::{Value, json};
 use vrampager::DeviceInfo;
 use vrampager_addr::Size;
+use vrampager_hal::Discovery;
 use vrampager_hal::accept::{self, Outcome, Report};
 
 use crate::args::DeviceArgs;
@@ -16,8 +18,7 @@ type Printed = (String, Option<Exit>);
 
 /// Describes all devices that the argument names.
 pub(crate) fn info(args: &DeviceArgs) -> Result<Printed, Failure> {
-    let devices = vrampager::discover(&args.device)?.devices();
-    let devices = devices.map_err(vrampager::Error::from)?;
+    let devices = devices(&*vrampager::discover(&args.device)?, args)?;
     let text = if args.json {
         let devices: Vec<Value> = devices.iter().map(info_json).collect();
         json!({ "version": env!("CARGO_PKG_VERSION"), "devices": devices }).to_string()
@@ -25,6 +26,16 @@ pub(crate) fn info(args: &DeviceArgs) -> Result<Printed, Failure> {
         devices.iter().map(info_text).collect()
     };
     Ok((text, None))
+}
+
+/// All devices that the argument names: one at least, or there is nothing to be said of them.
+fn devices(discovery: &dyn Discovery, args: &DeviceArgs) -> Result<Vec<DeviceInfo>, Failure> {
+    let devices = discovery.devices().map_err(vrampager::Error::from)?;
+    if devices.is_empty() {
+        let error = anyhow!("{} names no device that is there", args.device);
+        return Err(Failure::new(Exit::Failed, error));
+    }
+    Ok(devices)
 }
 
 fn info_json(info: &DeviceInfo) -> Value {
@@ -72,7 +83,7 @@ fn info_text(info: &DeviceInfo) -> String {
 /// Runs the acceptance suites on all devices that the argument names.
 pub(crate) fn accept(args: &DeviceArgs) -> Result<Printed, Failure> {
     let discovery = vrampager::discover(&args.device)?;
-    let devices = discovery.devices().map_err(vrampager::Error::from)?;
+    let devices = devices(&*discovery, args)?;
     let (mut text, mut found, mut accepted) = (String::new(), Vec::new(), true);
     for device in devices {
         let reports = accept::all(&*discovery, device.id);

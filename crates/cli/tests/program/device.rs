@@ -29,6 +29,17 @@ fn info_describes_every_device() {
 }
 
 #[test]
+fn no_device_is_nothing_to_describe_or_accept() {
+    for line in ["info", "accept", "accept --json"] {
+        let output = here(&format!("{line} --device nv:sim,gpus=2,visible=9"));
+        assert_eq!(code(&output), 1, "{line}");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains("names no device that is there"), "{text}");
+    }
+}
+
+#[test]
 fn accept_runs_the_four_suites() {
     let output = here("accept --device sim:vram=64M --json");
     assert_eq!(code(&output), 0, "{}", stderr(&output));
