@@ -25,7 +25,12 @@ mod tests;
 /// Which hole a range is taken from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
-    /// The smallest hole that fits, the lowest of equals. Packs random lifetimes best.
+    /// A small hole that fits. Packs random lifetimes best.
+    ///
+    /// Holes are in size classes of a sixteenth of an octave. The one taken is the smallest, the
+    /// lowest of equals, of the sixteen newest holes of a class, in the first class in which one of
+    /// these serves. After eight classes, only those follow whose holes suit any alignment; only if
+    /// they have none are all holes looked at, so that a refusal means that nothing fits.
     #[default]
     Best,
     /// The lowest address that fits.
@@ -208,8 +213,9 @@ impl RangeAllocator {
     }
 
     /// Bytes of host memory held for records: at most 256 per range of the most that were ever
-    /// live at once, 384 once [`Mode::Best`] or [`Mode::Evict`] was asked for, and 8 KiB. Records
-    /// are kept for later use, and go with the allocator.
+    /// live at once, 384 once [`Mode::Best`] or [`Mode::Evict`] was asked for, and 8 KiB; where
+    /// most ranges and holes are longer than 2 GiB, at most 1 KiB per range. Records are kept for
+    /// later use, and go with the allocator.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.tree.as_ref().map_or(0, Tree::bytes) + self.index.as_ref().map_or(0, HoleIndex::bytes)

@@ -61,18 +61,32 @@ fn a_range_costs_at_most_256_bytes_and_384_where_holes_are_indexed() {
                 mm.remove(live.swap_remove(pick)).unwrap();
             }
             let window = Span::new(rng.below(1 << 39), 1 << 39).unwrap();
-            let mode = mode.unwrap_or_default();
-            let request = RangeRequest::new(5)
-                .within(window)
-                .mode(if mode == Mode::Best {
-                    Mode::Evict
-                } else {
-                    mode
-                });
+            let mode = if mode.is_none() {
+                Mode::Low
+            } else {
+                Mode::Evict
+            };
+            let request = RangeRequest::new(5).within(window).mode(mode);
             live.push(mm.insert(&request).unwrap().start());
         }
         let bytes = mm.metadata_bytes();
-        assert!(bytes <= 384 * MOST + 8192, "{mode:?}: {bytes} bytes");
+        assert!(bytes <= most * MOST + 8192, "{mode:?}: {bytes} bytes");
+    }
+}
+
+#[test]
+fn a_range_costs_at_most_a_kilobyte_where_segments_are_longer_than_a_leaf_reaches() {
+    for mode in [Mode::Low, Mode::Best] {
+        let mut mm = RangeAllocator::new(Span::new(0, 1 << 62).unwrap());
+        let request = RangeRequest::new(1 << 33).mode(mode);
+        let all: Vec<u64> = (0..2 * MOST)
+            .map(|_| mm.insert(&request).unwrap().start())
+            .collect();
+        for &start in all.iter().step_by(2) {
+            mm.remove(start).unwrap();
+        }
+        let bytes = mm.metadata_bytes();
+        assert!(bytes <= 1024 * 2 * MOST + 8192, "{mode:?}: {bytes} bytes");
     }
 }
 

@@ -506,7 +506,7 @@ impl FreeMap {
     pub(super) fn find_run(&self, count: u64, align: u64, starts: &Flags) -> Option<u64> {
         // A run of n chunks holds an aligned block of more than n / 4.
         let least = count.ilog2().saturating_sub(1);
-        let enough = count + align - 1;
+        let enough = count.saturating_add(align - 1);
         FREE.into_iter().find_map(|class| {
             self.blocks.at_least(class, least).find_map(|order| {
                 let mut next = self.blocks.next(class, order, 0);

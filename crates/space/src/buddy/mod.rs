@@ -409,7 +409,7 @@ impl Buddy {
     #[inline]
     fn alloc_plain(&mut self, request: &BuddyRequest) -> Option<Block> {
         let plain = request.min_block.is_none()
-            && request.align <= 1
+            && request.align == 1
             && request.within.is_none()
             && request.end == End::Low
             && request.content == Content::Dirty;
@@ -462,7 +462,8 @@ impl Buddy {
         let min_order = self.order_of("min_block", smallest)?;
         let align_order = self.order_of("align", request.align)?.max(min_order);
         let count = request.size >> self.shift;
-        let padded = count.next_multiple_of(1 << min_order);
+        let padded = count.checked_next_multiple_of(1 << min_order);
+        let padded = padded.ok_or(too_big)?;
         let window = self.window(request, smallest)?;
         let natural = natural_order(count);
         let searchable = request.contiguous && window.is_none() && count <= self.chunks;

@@ -11,6 +11,19 @@ fn pages(count: u64) -> BuddyRequest {
 }
 
 #[test]
+fn sizes_that_no_block_can_be_rounded_up_to_are_refused() {
+    let mut mm = Buddy::new(u64::MAX, 1).unwrap();
+    let size = (1 << 63) + 1;
+    let request = BuddyRequest::new(size).min_block(1 << 63);
+    let invalid = |argument, value| Err(SpaceError::Invalid { argument, value });
+    assert_eq!(mm.alloc(&request), invalid("size", size));
+    assert_eq!(mm.alloc(&pages(1).align(0)), invalid("align", 0));
+    let far = BuddyRequest::new(size).contiguous().align(1 << 63);
+    assert_eq!(mm.alloc(&far).unwrap()[0].offset, 0);
+    mm.check();
+}
+
+#[test]
 fn a_two_to_the_64_space_has_order_51_and_hands_it_out() {
     let mut mm = Buddy::new(u64::MAX, PAGE).unwrap();
     assert_eq!(mm.max_order(), 51);
