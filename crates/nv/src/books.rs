@@ -36,7 +36,7 @@ pub(crate) struct Object {
 /// A CPU mapping.
 #[derive(Debug)]
 pub(crate) struct CpuMap {
-    /// Keeps the memory mapped; gone when only the driver's part is left.
+    /// Keeps the memory mapped, as views of it do; gone when only the driver's part is left.
     pub(crate) window: Option<Window>,
     /// Bytes of the aperture.
     pub(crate) aperture: u64,

@@ -124,11 +124,13 @@ impl Window {
         self.at(0, 0).as_ptr().expose_provenance() as u64
     }
 
-    /// The view that the layers above get. The caller keeps the window until `id` is unmapped.
+    /// The view that the layers above get: it keeps the memory mapped, whatever the books let go.
     pub(crate) fn mapping(&self, id: CpuMapId) -> CpuMapping {
-        // SAFETY: the memory is mapped readable and writable, no reference into it exists in this
-        // crate, and the books keep a clone of this window until they are told to unmap `id`.
-        unsafe { CpuMapping::new(id, self.at(0, 0), self.len as u64) }
+        let owner = Arc::new(self.clone());
+        // SAFETY: the memory is mapped readable and writable, and its only references are those to
+        // atomics. The owner shares the pages, which are unmapped, or let go to their lender, when
+        // the last share goes; the view and its clones keep the owner.
+        unsafe { CpuMapping::new(id, self.at(0, 0), self.len as u64) }.owned_by(owner)
     }
 
     fn at(&self, offset: u64, len: u64) -> NonNull<u8> {

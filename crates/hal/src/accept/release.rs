@@ -7,10 +7,11 @@ use super::bench::{
 };
 use super::{Check, Report};
 use crate::{
-    Access, Counters, DeviceId, DeviceLossCause, Discovery, FaultKind, HalError, Heap, Op,
+    Access, Counters, CpuMapping, DeviceId, DeviceLossCause, Discovery, FaultKind, HalError, Heap,
+    Op,
 };
 
-const CHECKS: [DeviceCheck; 9] = [
+const CHECKS: [DeviceCheck; 11] = [
     (
         "counters rise and fall with exactly what is taken and given back",
         counted,
@@ -19,6 +20,14 @@ const CHECKS: [DeviceCheck; 9] = [
     (
         "an access after unmapping faults, in the first page and in the last",
         unmapped,
+    ),
+    (
+        "a view stays readable when its mapping and its object are gone",
+        view_after_unmapping,
+    ),
+    (
+        "a view stays readable when its device is closed",
+        view_after_close,
     ),
     ("several mappings are unmapped as one span", one_span),
     (
@@ -149,6 +158,40 @@ fn unmapped(bench: &mut Bench) -> Verdict {
         faults(bench, buffer.va())?;
         faults(bench, Va(buffer.span.end() - PAGE_SIZE))?;
     }
+    Ok(())
+}
+
+/// Reads both ends of a view; what they show is nobody's business any more.
+fn touch(view: &CpuMapping) {
+    for offset in [0, view.len() - PAGE_SIZE] {
+        view.read(offset, &mut [0; PAGE_BYTES]);
+    }
+}
+
+fn view_after_unmapping(bench: &mut Bench) -> Verdict {
+    for heap in [Heap::Vram, Heap::Host] {
+        let mem = bench.gpu.memory.create(heap, 4 * PAGE_SIZE)?;
+        let map = bench.gpu.memory.map_cpu(mem, 0, 4 * PAGE_SIZE)?;
+        let clone = map.clone();
+        let part = map.slice(PAGE_SIZE, 2 * PAGE_SIZE);
+        bench.gpu.release.unmap_cpu(map.id())?;
+        drop(map);
+        bench.gpu.release.destroy(mem)?;
+        touch(&clone);
+        drop(clone);
+        touch(&part);
+    }
+    same("held", bench.gpu.release.counters(), Counters::default())
+}
+
+fn view_after_close(bench: &mut Bench) -> Verdict {
+    let mut views = Vec::new();
+    for heap in [Heap::Vram, Heap::Host] {
+        let mem = bench.gpu.memory.create(heap, PAGE_SIZE)?;
+        views.push(bench.gpu.memory.map_cpu(mem, 0, PAGE_SIZE)?.clone());
+    }
+    bench.gpu.release.close();
+    views.iter().for_each(touch);
     Ok(())
 }
 
