@@ -36,11 +36,14 @@ fn the_probe_finds_behind_the_nodes_what_it_finds_in_the_process() {
 
 #[test]
 fn the_device_behind_the_nodes_keeps_the_promises_of_the_contracts() {
-    let output = simulated(Path::new("."), "gpus=2", "accept --device nv:1 --json");
+    let machine = "gpus=2,vram=16M,bar1=1M";
+    let output = simulated(Path::new("."), machine, "accept --device nv: --json");
     assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
     let report = json(&output);
     assert_eq!(report["accepted"], true);
-    assert_eq!(report["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(report["devices"].as_array().unwrap().len(), 2);
+    let untried = stdout(&output).matches("not-supported").count();
+    assert_eq!(untried, 0, "{report}");
 }
 
 #[test]
