@@ -11,18 +11,26 @@ use crate::{ChannelId, DeviceId, Heap};
 #[non_exhaustive]
 pub enum HalError {
     /// A heap cannot hold the object.
-    #[error("{heap} heap has {} free, {} needed", Size(*free), Size(*needed))]
+    #[error("{heap} heap has {}, at {stage}", shortage(*free, *needed))]
     OutOfMemory {
+        /// The step that failed, such as `gpu map`.
+        stage: &'static str,
         /// Where.
         heap: Heap,
-        /// Bytes asked for.
-        needed: u64,
-        /// Bytes free in total, contiguous or not.
-        free: u64,
+        /// Bytes asked for; `None` for what the driver needs and does not tell.
+        needed: Option<u64>,
+        /// Bytes free in total, contiguous or not; `None` when nobody can tell.
+        free: Option<u64>,
     },
     /// The CPU-visible aperture has no window of that size left.
-    #[error("aperture of {} has {} free, {} needed", Size(*size), Size(*free), Size(*needed))]
+    #[error(
+        "aperture of {} has {}, at {stage}",
+        Size(*size),
+        shortage(Some(*free), Some(*needed))
+    )]
     OutOfAperture {
+        /// The step that failed.
+        stage: &'static str,
         /// Bytes asked for.
         needed: u64,
         /// Bytes free.
@@ -69,6 +77,12 @@ pub enum HalError {
     /// This back end cannot do it, ever.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
+}
+
+fn shortage(free: Option<u64>, needed: Option<u64>) -> String {
+    let free = free.map_or("too little".to_owned(), |free| Size(free).to_string());
+    let needed = needed.map(|needed| format!(", {} needed", Size(needed)));
+    format!("{free} free{}", needed.unwrap_or_default())
 }
 
 /// The small stable set that callers branch on.
@@ -158,4 +172,42 @@ pub enum DeviceLossCause {
     /// Copies kept faulting after the channel had been replaced.
     #[error("repeated faults")]
     RepeatedFaults,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exhaustion_names_its_stage_and_only_the_numbers_that_are_known() {
+        let text = |needed, free| {
+            let (stage, heap) = ("gpu map", Heap::Host);
+            let error = HalError::OutOfMemory {
+                stage,
+                heap,
+                needed,
+                free,
+            };
+            error.to_string()
+        };
+        let all = text(Some(8192), Some(4096));
+        assert_eq!(all, "host heap has 4 KiB free, 8 KiB needed, at gpu map");
+        let some = text(Some(8192), None);
+        assert_eq!(
+            some,
+            "host heap has too little free, 8 KiB needed, at gpu map"
+        );
+        assert_eq!(
+            text(None, None),
+            "host heap has too little free, at gpu map"
+        );
+        let aperture = HalError::OutOfAperture {
+            stage: "cpu map",
+            needed: 8192,
+            free: 0,
+            size: 4096,
+        };
+        let wanted = "aperture of 4 KiB has 0 B free, 8 KiB needed, at cpu map";
+        assert_eq!(aperture.to_string(), wanted);
+    }
 }

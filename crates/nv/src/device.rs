@@ -332,7 +332,7 @@ impl Device {
             cookie,
         });
         let window = self.door().mmap(carrier, part.1);
-        let window = window.map_err(|errno| Refusal::system("cpu map", errno))?;
+        let window = window.map_err(|errno| Refusal::system("cpu mmap", errno))?;
         Ok((window, cookie))
     }
 

@@ -53,17 +53,35 @@ impl Refusal {
         self.level == Level::Packet(Status::WARN_NOTHING_TO_DO)
     }
 
-    /// The error for a request that needed `needed` bytes of a heap with `free` bytes left.
-    pub(crate) fn at(self, heap: Heap, needed: u64, free: u64) -> HalError {
+    /// Whether the driver said that the aperture is full, and not that something else ran out on
+    /// the way to a CPU mapping.
+    pub(crate) fn is_no_aperture(self) -> bool {
+        self.stage == crate::rm::CPU_MAP && self.level == Level::Packet(Status::NO_MEMORY)
+    }
+
+    /// The error for a request that needed `needed` bytes of a heap with `free` bytes left, as far
+    /// as that is known. A system call that finds no memory lacks the host's, whatever it is for.
+    pub(crate) fn at(self, heap: Heap, needed: Option<u64>, free: Option<u64>) -> HalError {
+        let stage = self.stage;
         if self.is_no_memory() {
-            return HalError::OutOfMemory { heap, needed, free };
+            let kernel = matches!(self.level, Level::System(_)) && heap != Heap::Host;
+            let (heap, needed, free) = match kernel {
+                true => (Heap::Host, None, None),
+                false => (heap, needed, free),
+            };
+            return HalError::OutOfMemory {
+                stage,
+                heap,
+                needed,
+                free,
+            };
         }
         let (status, status_name) = match self.level {
             Level::System(errno) => (errno.raw_os_error().unsigned_abs(), errno_name(errno)),
             Level::Packet(status) => (status.0, status.name().unwrap_or("status unknown here")),
         };
         HalError::Driver {
-            stage: self.stage,
+            stage,
             status,
             status_name,
         }
@@ -71,9 +89,9 @@ impl Refusal {
 }
 
 impl From<Refusal> for HalError {
-    /// For requests whose need of memory is the driver's own: a page, none of which is left.
+    /// For requests whose need of memory is the driver's own, which it does not tell.
     fn from(refusal: Refusal) -> Self {
-        refusal.at(Heap::Host, vrampager_addr::PAGE_SIZE, 0)
+        refusal.at(Heap::Host, None, None)
     }
 }
 
@@ -104,17 +122,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_memory_is_one_error_at_both_levels_and_others_name_stage_and_status() {
+    fn no_memory_is_the_heaps_or_the_kernels_and_others_name_stage_and_status() {
         let packet = Refusal::check("gpu map", 0x51).unwrap_err();
         let system = Refusal::system("gpu map", Errno::NOMEM);
-        for refusal in [packet, system] {
-            let out = HalError::OutOfMemory {
-                heap: Heap::Vram,
-                needed: 2,
-                free: 1,
-            };
-            assert_eq!(refusal.at(Heap::Vram, 2, 1), out);
+        let out = |heap, needed, free| HalError::OutOfMemory {
+            stage: "gpu map",
+            heap,
+            needed,
+            free,
+        };
+        let known = (Some(2), Some(1));
+        let full = |refusal: Refusal, heap| refusal.at(heap, known.0, known.1);
+        for heap in [Heap::Vram, Heap::Host] {
+            assert_eq!(full(packet, heap), out(heap, known.0, known.1));
         }
+        assert_eq!(full(system, Heap::Host), out(Heap::Host, known.0, known.1));
+        assert_eq!(full(system, Heap::Vram), out(Heap::Host, None, None));
         let other = HalError::from(Refusal::check("gpu map", 0x1E).unwrap_err());
         let text = "gpu map failed with INVALID_ADDRESS (0x1e)";
         assert_eq!(other.to_string(), text);

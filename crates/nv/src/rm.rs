@@ -17,6 +17,9 @@ use crate::door::{Door, Fd, Part};
 use crate::error::Refusal;
 use crate::pages::Window;
 
+/// The stage at which the driver finds a part of the aperture for a CPU mapping.
+pub(crate) const CPU_MAP: &str = "cpu map";
+
 /// A packet with a status in it.
 trait Packet: FromBytes + IntoBytes + Immutable {
     const NR: u8;
@@ -200,7 +203,7 @@ impl Client {
         packet.offset = offset;
         packet.length = len;
         packet.fd = carrier.0;
-        send(&*self.door, ("cpu map", self.control), &mut packet, &mut [])?;
+        send(&*self.door, (CPU_MAP, self.control), &mut packet, &mut [])?;
         Ok(packet.linear)
     }
 

@@ -21,7 +21,7 @@ use crate::discovery::Slot;
 use crate::door::Progress;
 use crate::error::Refusal;
 use crate::pages::Window;
-use crate::rm::Site;
+use crate::rm::{CPU_MAP, Site};
 use crate::timeline::Timelines;
 
 /// One open of a device. Dropping the last owner closes it.
@@ -147,13 +147,10 @@ impl Session {
 
     fn vram(&self, size: u64) -> Result<Physical, HalError> {
         let made = self.new_vram(size).map_err(|refusal| {
-            let free = if refusal.is_no_memory() {
-                // Only a number for the report: none is as good as none left.
-                self.device.memory_info(ctrl::fb::HEAP_FREE).unwrap_or(0)
-            } else {
-                0
-            };
-            refusal.at(Heap::Vram, size, free)
+            let asked = refusal
+                .is_no_memory()
+                .then(|| self.device.memory_info(ctrl::fb::HEAP_FREE));
+            refusal.at(Heap::Vram, Some(size), asked.and_then(Result::ok))
         });
         Ok(Physical {
             size,
@@ -185,7 +182,7 @@ impl Session {
     }
 
     fn host(&self, size: u64) -> Result<Physical, HalError> {
-        let full = |refusal: Refusal| refusal.at(Heap::Host, size, 0);
+        let full = |refusal: Refusal| refusal.at(Heap::Host, Some(size), None);
         let pages = Window::anonymous(size)
             .map_err(|errno| full(Refusal::system("map host pages", errno)))?;
         self.pin(&mut self.shared(), pages, false).map_err(full)
@@ -221,8 +218,9 @@ impl Session {
             Err(refusal) => {
                 self.abandon(books, stages);
                 let size = self.info.aperture_bytes;
-                Err(if refusal.is_no_memory() {
+                Err(if refusal.is_no_aperture() {
                     HalError::OutOfAperture {
+                        stage: CPU_MAP,
                         needed: part.1,
                         free: size.saturating_sub(books.aperture()),
                         size,
@@ -285,7 +283,8 @@ impl Memory for Session {
             known
         } else {
             let pinned = self.pin(&mut shared, Window::lent(host), true);
-            let pinned = pinned.map_err(|refusal| refusal.at(Heap::Host, host.len(), 0))?;
+            let pinned =
+                pinned.map_err(|refusal| refusal.at(Heap::Host, Some(host.len()), None))?;
             let physical = Arc::new(pinned);
             shared.remember_import(&physical);
             physical
@@ -353,9 +352,14 @@ impl Memory for Session {
         if !shared.has(physical) {
             return Err(HalError::NoDevice(owner));
         }
+        let heap = match physical.pages {
+            Some(_) => Heap::Host,
+            None => Heap::Vram,
+        };
+        // Page tables are what runs out; nobody knows how many are needed.
         self.device
             .map_gpu(span, (physical.handle, map.offset), map.access)
-            .map_err(|refusal| refusal.at(Heap::Vram, PAGE_SIZE, 0))?;
+            .map_err(|refusal| refusal.at(heap, None, None))?;
         drop(shared);
         state.books.gpu_maps.insert(span.start(), span);
         Ok(())

@@ -272,9 +272,10 @@ impl Memory for Session {
             live.heaps.create(heap, size)
         };
         let id = created.ok_or(HalError::OutOfMemory {
+            stage: Call::Create.name(),
             heap,
-            needed: size,
-            free,
+            needed: Some(size),
+            free: Some(free),
         })?;
         let poisoned = self.shared.card.config.has(PlantedBug::HostNotZeroed);
         if poisoned && heap == Heap::Host {
@@ -292,7 +293,9 @@ impl Memory for Session {
         }
         let heaps = &mut live(&mut state).heaps;
         if self.shared.card.config.has(PlantedBug::ImportsACopy) {
-            return heaps.create(Heap::Host, host.len()).ok_or(no_page());
+            return heaps
+                .create(Heap::Host, host.len())
+                .ok_or(no_page(Call::Import));
         }
         Ok(heaps.import(host))
     }
@@ -311,7 +314,7 @@ impl Memory for Session {
         }
         let heaps = &mut live(&mut state).heaps;
         if self.shared.card.config.has(PlantedBug::SharesACopy) {
-            return heaps.create(Heap::Vram, size).ok_or(no_page());
+            return heaps.create(Heap::Vram, size).ok_or(no_page(Call::Share));
         }
         Ok(heaps.share(size, backing))
     }
@@ -333,15 +336,18 @@ impl Memory for Session {
                 ));
             }
         };
+        let stage = Call::MapCpu.name();
         let host_full = HalError::OutOfMemory {
+            stage,
             heap: Heap::Host,
-            needed: len,
-            free: live.heaps.free(Heap::Host),
+            needed: Some(len),
+            free: None,
         };
         match heap {
             Heap::Host if fails => return Err(host_full),
             Heap::Vram if fails || !live.aperture.admits(heap, len) => {
                 return Err(HalError::OutOfAperture {
+                    stage,
                     needed: len,
                     free: live.aperture.free(),
                     size: live.aperture.size(),
@@ -362,10 +368,12 @@ impl Memory for Session {
         let mut state = self.shared.enter();
         let words = [map.va.0, map.mem.0, map.offset, map.len, map.access as u64];
         if self.fails(&state, Call::MapGpu, &words)? {
+            // Page tables, whose need is the device's own.
             return Err(HalError::OutOfMemory {
+                stage: Call::MapGpu.name(),
                 heap: Heap::Vram,
-                needed: PAGE.bytes(),
-                free: 0,
+                needed: None,
+                free: None,
             });
         }
         assert!(PAGE.divides(map.offset), "{} is no page", map.offset);
@@ -387,7 +395,7 @@ impl Queue for Session {
     fn create_timeline(&self) -> Result<TimelineId, HalError> {
         let mut state = self.shared.enter();
         if self.fails(&state, Call::CreateTimeline, &[])? {
-            return Err(no_page());
+            return Err(no_page(Call::CreateTimeline));
         }
         Ok(state.queues.create_timeline())
     }
@@ -395,7 +403,7 @@ impl Queue for Session {
     fn create_channel(&self, kind: ChannelKind) -> Result<ChannelId, HalError> {
         let mut state = self.shared.enter();
         if self.fails(&state, Call::CreateChannel, &[kind as u64])? {
-            return Err(no_page());
+            return Err(no_page(Call::CreateChannel));
         }
         Ok(state.queues.create_channel(kind))
     }
@@ -432,11 +440,12 @@ impl Queue for Session {
 }
 
 /// The error of a channel or timeline whose page could not be had.
-fn no_page() -> HalError {
+fn no_page(call: Call) -> HalError {
     HalError::OutOfMemory {
+        stage: call.name(),
         heap: Heap::Host,
-        needed: PAGE.bytes(),
-        free: 0,
+        needed: Some(PAGE.bytes()),
+        free: None,
     }
 }
 

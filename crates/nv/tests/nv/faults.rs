@@ -295,6 +295,53 @@ fn an_allocation_that_fails_at_any_call_leaves_nothing_and_succeeds_the_second_t
 }
 
 #[test]
+fn only_the_drivers_word_on_the_aperture_is_exhaustion_of_the_aperture() {
+    let failures = [
+        Failure::Errno(Errno::NoMem),
+        Failure::Status(Status::NO_MEMORY),
+    ];
+    let mut stages = Vec::new();
+    for failure in failures {
+        for call in 1.. {
+            let rig = Rig::new();
+            rig.gpu.memory.create(Heap::Vram, LEN).unwrap();
+            rig.sim().fail_calls(&[call], failure);
+            let mapped = rig.gpu.memory.map_cpu(FIRST, 0, LEN);
+            rig.sim().clear_failures();
+            match (mapped, failure) {
+                (Ok(_), _) => break,
+                (
+                    Err(HalError::OutOfMemory {
+                        stage,
+                        heap: Heap::Host,
+                        needed: None,
+                        free: None,
+                    }),
+                    Failure::Errno(_),
+                ) => stages.push(stage),
+                (Err(HalError::OutOfAperture { stage, needed, .. }), Failure::Status(_)) => {
+                    assert_eq!((stage, needed), ("cpu map", LEN));
+                    stages.push("aperture");
+                }
+                (Err(HalError::Driver { status, .. }), Failure::Status(_)) => {
+                    // A call without a packet.
+                    assert_eq!(status, 0x16);
+                }
+                (Err(other), _) => panic!("call {call} {failure:?}: {other}"),
+            }
+        }
+    }
+    let wanted = [
+        "open GPU node",
+        "link GPU file",
+        "cpu map",
+        "cpu mmap",
+        "aperture",
+    ];
+    assert_eq!(stages, wanted);
+}
+
+#[test]
 fn a_failure_while_undoing_is_made_good_by_the_next_try() {
     for case in &CASES {
         let length = length(case);

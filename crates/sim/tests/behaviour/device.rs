@@ -230,6 +230,7 @@ fn a_bar_smaller_than_device_memory_limits_cpu_mappings_of_device_memory_only() 
     assert_eq!(
         bench.gpu.memory.map_cpu(mem, 8192, PAGE).map(drop),
         Err(HalError::OutOfAperture {
+            stage: "map-cpu",
             needed: PAGE,
             free: 0,
             size: 8192
