@@ -123,11 +123,16 @@ impl Table {
         self.entries.remove(&start)
     }
 
-    /// Unmaps `span`; mappings that stick out of it keep the part outside.
+    /// Unmaps `span` in a table of UVM; mappings that stick out of it keep the part outside.
     pub(crate) fn carve(&mut self, span: Span) -> Carved {
         let mut carved = Carved::default();
         let hit: Vec<(u64, Entry)> = self.overlapping(span).collect();
         for (start, entry) in hit {
+            assert_eq!(
+                entry.origin,
+                Origin::Uvm,
+                "only UVM maps into the address spaces it owns"
+            );
             self.entries.remove(&start);
             let end = start + entry.len;
             let head = span.start().saturating_sub(start);
@@ -139,12 +144,10 @@ impl Table {
                 self.entries
                     .insert(span.end(), entry.part(entry.len - tail, tail));
             }
-            if entry.origin == Origin::Uvm {
-                match (head > 0, tail > 0) {
-                    (true, true) => carved.retained.push(entry.mem),
-                    (false, false) => carved.released.push(entry.mem),
-                    (true, false) | (false, true) => {}
-                }
+            match (head > 0, tail > 0) {
+                (true, true) => carved.retained.push(entry.mem),
+                (false, false) => carved.released.push(entry.mem),
+                (true, false) | (false, true) => {}
             }
         }
         carved

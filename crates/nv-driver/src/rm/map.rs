@@ -163,6 +163,7 @@ impl<S: Store> Driver<S> {
             return Err(Status::INVALID_OBJECT);
         };
         let within = Span::from_bounds(base, limit + 1).expect("checked when it was made");
+        self.check_own_space(vas)?;
         let access = self.check_dma(mem, request)?;
         let start = self.dma_address(vas, within, request)?;
         let entry = Entry {
@@ -194,6 +195,12 @@ impl<S: Store> Driver<S> {
     }
 
     fn check_dma(&self, mem: MemId, request: &MapMemoryDma) -> Result<Access, Status> {
+    /// Into an address space that is owned outside, only its owner maps.
+    fn check_own_space(&self, vas: VasId) -> Result<(), Status> {
+        let own = !self.vas[&vas].external;
+        own.then_some(()).ok_or(Status::NOT_SUPPORTED)
+    }
+
         let mem = self.mem(mem);
         let span = Span::new(request.offset, request.length).ok_or(Status::INVALID_LIMIT)?;
         if span.end() > mem.size {
@@ -242,6 +249,7 @@ impl<S: Store> Driver<S> {
             return Err(Status::INVALID_OBJECT);
         };
         let table = &self.vas[&vas].table;
+        self.check_own_space(vas)?;
         if request.size == 0 {
             let entry = table.starting_at(request.dma_offset);
             let found = entry.is_some_and(|entry| entry.mem == mem);
