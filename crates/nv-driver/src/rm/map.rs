@@ -35,8 +35,8 @@ impl<S: Store> Driver<S> {
             .mem()
             .ok_or(Status::INVALID_OBJECT)?;
         let device = client.object(request.device)?;
-        let gpu = device.gpu().ok_or(Status::INVALID_OBJECT_PARENT)?;
-        let bar = self.check_cpu_map(mem, gpu, request)?;
+        device.gpu().ok_or(Status::INVALID_OBJECT_PARENT)?;
+        let bar = self.check_cpu_map(mem, request)?;
         let carrier = process.file(request.fd).ok_or(Status::INVALID_ARGUMENT)?;
         self.check_carrier(mem, carrier)?;
         if let Some((gpu, bytes)) = bar {
@@ -67,11 +67,10 @@ impl<S: Store> Driver<S> {
         Ok((cookie, carrier))
     }
 
-    /// The GPU window that the mapping takes, if all is well with it.
+    /// What the mapping takes of the window of the GPU that has the memory, if all is well with it.
     fn check_cpu_map(
         &self,
         mem: MemId,
-        gpu: usize,
         request: &RmMapMemory,
     ) -> Result<Option<(usize, u64)>, Status> {
         let access = request.flags & os33::ACCESS_MASK;
@@ -92,7 +91,7 @@ impl<S: Store> Driver<S> {
         if mem.user_read_only && access != 1 {
             return Err(Status::INVALID_ARGUMENT);
         }
-        let Aperture::Vidmem(_) = mem.aperture else {
+        let Aperture::Vidmem(gpu) = mem.aperture else {
             return Ok(None);
         };
         let bytes = PAGE.up(span.len()).ok_or(Status::INVALID_LIMIT)?;
