@@ -52,11 +52,20 @@ pub struct MapContext {
     pub(crate) exact: bool,
 }
 
+/// What a file carries for `mmap`: one mapping in its life.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Carried {
+    Nothing,
+    Mapping(MapContext),
+    /// A mapping that was taken back, itself or with its memory.
+    Gone,
+}
+
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) node: Node,
-    pub(crate) map: Option<MapContext>,
+    pub(crate) carried: Carried,
     pub(crate) uvm: UvmFile,
     /// The control file that a GPU file speaks for.
     link: Option<FileId>,
@@ -100,7 +109,7 @@ impl<S: Store> Driver<S> {
         let id = FileId(self.next_file);
         let file = File {
             node,
-            map: None,
+            carried: Carried::Nothing,
             uvm: UvmFile::Fresh,
             link: None,
             linked: 0,
@@ -161,12 +170,14 @@ impl<S: Store> Driver<S> {
     ///
     /// # Errors
     ///
-    /// [`Errno::Inval`] without a mapping context or with an offset; [`Errno::NxIo`] if a GPU
-    /// file is not mapped exactly as long as the context is; [`Errno::Range`] if a control file
-    /// is mapped longer than that.
+    /// [`Errno::Inval`] without a mapping context, also after it was taken back or its memory
+    /// object freed, or with an offset; [`Errno::NxIo`] if a GPU file is not mapped exactly as
+    /// long as the context is; [`Errno::Range`] if a control file is mapped longer than that.
     pub fn mmap(&self, id: FileId, len: u64, offset: u64) -> Result<MapContext, Errno> {
         let file = self.files.get(&id).ok_or(Errno::BadF)?;
-        let map = file.map.ok_or(Errno::Inval)?;
+        let Carried::Mapping(map) = file.carried else {
+            return Err(Errno::Inval);
+        };
         if offset != 0 || len == 0 {
             return Err(Errno::Inval);
         }
@@ -308,10 +319,9 @@ impl<S: Store> Driver<S> {
             escape::RM_MAP_MEMORY => {
                 let mut request: escape::RmMapMemory = read(packet)?;
                 self.rm_map_memory(process, id, &request)
-                    .map(|(cookie, file)| {
+                    .map(|(cookie, file, map)| {
                         request.linear = cookie;
                         packet.copy_from_slice(request.as_bytes());
-                        let map = self.files[&file].map.expect("it was just made");
                         effect = Effect::Mappable { file, map };
                     })
             }

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vrampager_nv_abi::{Handle, Status, class};
 
 use crate::channel::ChannelId;
+use crate::file::Carried;
 use crate::store::{Store, StoreId};
 use crate::vas::VasId;
 use crate::{Driver, FileId};
@@ -57,6 +58,8 @@ pub(crate) struct Mem {
 pub(crate) struct CpuMap {
     client: Handle,
     memory: Handle,
+    /// The file that shows it.
+    carrier: FileId,
     /// Part of the GPU's window it takes.
     bar: Option<(usize, u64)>,
 }
@@ -386,7 +389,8 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    /// Forgets a CPU mapping whose object forgets it too.
+    /// Forgets a CPU mapping whose object forgets it too. What programs have mapped stays; the
+    /// file shows nothing any more.
     fn forget_cpu_map(&mut self, cookie: u64) {
         let map = self
             .rm
@@ -395,6 +399,9 @@ impl<S: Store> Driver<S> {
             .expect("objects and mappings agree");
         if let Some((gpu, bytes)) = map.bar {
             self.gpus[gpu].bar1_used -= bytes;
+        }
+        if let Some(file) = self.files.get_mut(&map.carrier) {
+            file.carried = Carried::Gone;
         }
     }
 

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use vrampager_nv_driver::{Config, Live};
+use vrampager_nv_abi::class;
+use vrampager_nv_driver::{Config, Errno, Live, Node};
+use vrampager_nv_probe::client::Client;
+use vrampager_nv_probe::{Answer, Nodes as _, RealNodes};
 use vrampager_nv_server::Server;
 use vrampager_nv_server::wire::NAME_VARIABLE;
 
@@ -146,6 +149,43 @@ fn a_killed_program_has_closed_its_files() {
     let server = server("");
     let output = run(&server, "sh", &["-c", "exec 3</dev/nvidiactl; kill -9 $$"]);
     assert_eq!(output.status.signal(), Some(9));
+    until_closed(&server);
+}
+
+/// A program: maps device memory, frees it, and looks through the file after that.
+fn look_at_freed_memory() {
+    const SIZE: u64 = 1 << 20;
+    let mut client = Client::new(RealNodes::default()).unwrap();
+    let card = client.cards().unwrap()[0];
+    let gpu = client.gpu(card).unwrap();
+    let mut params = client.memory_params(SIZE);
+    let memory = client
+        .alloc(gpu.device, class::NV01_MEMORY_LOCAL_USER, &mut params)
+        .unwrap();
+    let fd = client.linked(gpu.minor).unwrap();
+    client
+        .map_cpu(client.map_packet(gpu, memory, SIZE, fd))
+        .unwrap();
+    client.free(memory).unwrap();
+    let shown = client.nodes().mmap(fd, SIZE, 0);
+    assert_eq!(shown, Err(Answer::from(Errno::Inval)));
+    client
+        .open(Node::Control)
+        .expect("the driver still answers");
+}
+
+#[test]
+fn memory_that_is_freed_before_it_is_mapped_is_an_error_for_its_program_alone() {
+    const NAME: &str = "memory_that_is_freed_before_it_is_mapped_is_an_error_for_its_program_alone";
+    if std::env::var_os(NAME_VARIABLE).is_some() {
+        return look_at_freed_memory();
+    }
+    let server = server("");
+    let own = std::env::current_exe().expect("a test knows its file");
+    let output = run(&server, own, &["--exact", NAME]);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    assert!(server.works());
+    assert!(server.counted().ioctls > 5);
     until_closed(&server);
 }
 

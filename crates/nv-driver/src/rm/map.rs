@@ -9,7 +9,7 @@ use vrampager_nv_abi::{Handle, Status};
 
 use super::alloc::Site;
 use super::{Aperture, CpuMap, Kind, MemId, Object};
-use crate::file::{MapContext, Node};
+use crate::file::{Carried, MapContext, Node};
 use crate::store::{Place, Process, Store};
 use crate::vas::{Access, Entry, Origin, VasId};
 use crate::{Driver, FileId};
@@ -22,13 +22,13 @@ const COOKIE_BASE: u64 = 0x7E00_0000_0000;
 
 impl<S: Store> Driver<S> {
     /// Attaches a mapping of memory to a fresh file, for a later `mmap` of that file. Gives the
-    /// cookie and the file.
+    /// cookie, the file, and what it shows.
     pub(crate) fn rm_map_memory(
         &mut self,
         process: &dyn Process,
         file: FileId,
         request: &RmMapMemory,
-    ) -> Result<(u64, FileId), Status> {
+    ) -> Result<(u64, FileId, MapContext), Status> {
         let client = self.client(file, request.client)?;
         let mem = client
             .object(request.memory)?
@@ -48,23 +48,25 @@ impl<S: Store> Driver<S> {
         };
         let exact = !matches!(self.mem(mem).aperture, Aperture::Sysmem);
         let carrier_file = self.files.get_mut(&carrier).expect("checked to be open");
-        carrier_file.map = Some(MapContext {
+        let shown = MapContext {
             place,
             len: request.length,
             exact,
-        });
+        };
+        carrier_file.carried = Carried::Mapping(shown);
         let cookie = COOKIE_BASE + (self.rm.next_cookie << 12);
         self.rm.next_cookie += 1;
         let map = CpuMap {
             client: request.client,
             memory: request.memory,
+            carrier,
             bar,
         };
         self.rm.cpu_maps.insert(cookie, map);
         let objects = &mut self.client_mut(request.client).objects;
         let object = objects.get_mut(&request.memory).expect("looked up above");
         object.cpu_maps.insert(cookie);
-        Ok((cookie, carrier))
+        Ok((cookie, carrier, shown))
     }
 
     /// What the mapping takes of the window of the GPU that has the memory, if all is well with it.
@@ -111,10 +113,10 @@ impl<S: Store> Driver<S> {
         if file.node != node {
             return Err(Status::INVALID_ARGUMENT);
         }
-        if file.map.is_some() {
-            return Err(Status::STATE_IN_USE);
+        match file.carried {
+            Carried::Nothing => Ok(()),
+            Carried::Mapping(_) | Carried::Gone => Err(Status::STATE_IN_USE),
         }
-        Ok(())
     }
 
     pub(crate) fn rm_unmap_memory(
@@ -161,8 +163,8 @@ impl<S: Store> Driver<S> {
         let Kind::Virtual { vas, base, limit } = dma.kind else {
             return Err(Status::INVALID_OBJECT);
         };
-        let within = Span::from_bounds(base, limit + 1).expect("checked when it was made");
         self.check_own_space(vas)?;
+        let within = Span::from_bounds(base, limit + 1).expect("checked when it was made");
         let access = self.check_dma(mem, request)?;
         let start = self.dma_address(vas, within, request)?;
         let entry = Entry {
@@ -193,13 +195,13 @@ impl<S: Store> Driver<S> {
         Ok(start)
     }
 
-    fn check_dma(&self, mem: MemId, request: &MapMemoryDma) -> Result<Access, Status> {
     /// Into an address space that is owned outside, only its owner maps.
     fn check_own_space(&self, vas: VasId) -> Result<(), Status> {
         let own = !self.vas[&vas].external;
         own.then_some(()).ok_or(Status::NOT_SUPPORTED)
     }
 
+    fn check_dma(&self, mem: MemId, request: &MapMemoryDma) -> Result<Access, Status> {
         let mem = self.mem(mem);
         let span = Span::new(request.offset, request.length).ok_or(Status::INVALID_LIMIT)?;
         if span.end() > mem.size {
@@ -247,8 +249,8 @@ impl<S: Store> Driver<S> {
         let Kind::Virtual { vas, .. } = client.object(request.dma)?.kind else {
             return Err(Status::INVALID_OBJECT);
         };
-        let table = &self.vas[&vas].table;
         self.check_own_space(vas)?;
+        let table = &self.vas[&vas].table;
         if request.size == 0 {
             let entry = table.starting_at(request.dma_offset);
             let found = entry.is_some_and(|entry| entry.mem == mem);

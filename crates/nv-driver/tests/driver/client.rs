@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut};
 
 use vrampager_nv_abi::neutral::{ChannelAlloc, MapMemoryDma, Schedule};
-use vrampager_nv_abi::{AbiVersion, Handle, class, ctrl, uvm};
+use vrampager_nv_abi::{AbiVersion, Handle, Status, class, ctrl, escape, uvm};
 use vrampager_nv_driver::{Arch, Config, Driver, HeapStore, Node, Place, Store};
 use vrampager_nv_probe::{Answer, SimNodes, client};
 use zerocopy::FromZeros;
@@ -88,8 +88,7 @@ impl Client {
     /// Pages of the process.
     pub(crate) fn pin(&mut self, gpu: Gpu, size: u64) -> Result<Handle, Answer> {
         let mut packet = self.pin_packet(gpu, size);
-        let nr = vrampager_nv_abi::escape::RM_ALLOC_MEMORY;
-        self.escape(gpu.fd, nr, &mut packet)?;
+        self.escape(gpu.fd, escape::RM_ALLOC_MEMORY, &mut packet)?;
         assert_eq!(packet.status, 0);
         Ok(packet.object)
     }
@@ -111,6 +110,25 @@ impl Client {
         let file = self.nodes().file(fd).expect("an open descriptor");
         let shown = self.driver().mmap(file, len, 0)?;
         Ok((shown.place, cookie, fd))
+    }
+
+    pub(crate) fn unmap_cpu(
+        &mut self,
+        gpu: Gpu,
+        memory: Handle,
+        cookie: u64,
+    ) -> Result<(), Answer> {
+        let mut packet = escape::RmUnmapMemory::new_zeroed();
+        packet.client = self.root;
+        packet.device = gpu.device;
+        packet.memory = memory;
+        packet.linear = cookie;
+        let ctl = self.ctl;
+        self.escape(ctl, escape::RM_UNMAP_MEMORY, &mut packet)?;
+        match packet.status {
+            0 => Ok(()),
+            status => Err(Answer::Status(Status(status))),
+        }
     }
 
     pub(crate) fn map_dma(

@@ -1,5 +1,7 @@
 //! Nothing that a process hands over makes the driver panic, hang or lose count.
 
+use std::ops::DerefMut as _;
+
 use vrampager_nv_abi::method::{GpEntry, userd};
 use vrampager_nv_abi::{class, escape, uvm};
 use vrampager_nv_driver::{Live, Node};
@@ -121,6 +123,26 @@ fn random_escape(client: &mut Client, random: &mut Random, fds: &[i32], handles:
         .ioctl(fd, escape::request(nr, size), &mut packet);
 }
 
+/// Maps the buffer through a file, which a program may then map, close or leave, and now and then
+/// takes the mapping or the buffer back.
+fn random_map(client: &mut Client, random: &mut Random, fds: &[i32], gpu: Gpu, memory: u32) {
+    let fd = random.pick(fds);
+    let packet = client.map_packet(gpu, memory, MIB, fd);
+    let cookie = client.deref_mut().map_cpu(packet);
+    match random.below(8) {
+        0 => drop(client.free(memory)),
+        1..=3 => drop(client.unmap_cpu(gpu, memory, cookie.unwrap_or(0))),
+        _ => {}
+    }
+    for &fd in fds {
+        let file = client.nodes().file(fd).expect("an open descriptor");
+        if let Ok(shown) = client.driver().mmap(file, MIB, 0) {
+            // What is shown is there.
+            client.read::<8>(shown.place, 0);
+        }
+    }
+}
+
 fn random_uvm(client: &mut Client, random: &mut Random, handles: &[u32], gpus: [Gpu; 2]) {
     let command = random.pick(&[
         uvm::REGISTER_GPU,
@@ -201,11 +223,14 @@ fn random_packets_never_break_the_driver_and_the_end_of_the_process_frees_all() 
             0xCAF0_0020,
         ];
         let bare = client.open(Node::Control).unwrap();
-        let fds = [client.ctl, gpus[0].fd, gpus[1].fd, client.uvm, bare];
+        let carriers = [0; 4].map(|_| client.linked(1).unwrap());
+        let mut fds = vec![client.ctl, gpus[0].fd, gpus[1].fd, client.uvm, bare];
+        fds.extend(carriers);
         for _ in 0..400 {
-            match random.below(2) {
-                0 => random_escape(&mut client, &mut random, &fds, &handles),
-                _ => random_uvm(&mut client, &mut random, &handles, gpus),
+            match random.below(9) {
+                0..=3 => random_escape(&mut client, &mut random, &fds, &handles),
+                4..=7 => random_uvm(&mut client, &mut random, &handles, gpus),
+                _ => random_map(&mut client, &mut random, &fds, gpus[1], memory),
             }
             client.driver().run(0);
         }

@@ -1,11 +1,13 @@
 //! What keeps what alive, and what goes with what.
 
-use vrampager_nv_abi::{Status, escape, uvm};
-use vrampager_nv_driver::{Live, Node};
-use vrampager_nv_probe::Answer;
+use std::ops::DerefMut as _;
+
+use vrampager_nv_abi::{Status, class, escape, uvm};
+use vrampager_nv_driver::{Errno, Live, Node};
+use vrampager_nv_probe::{Answer, Nodes as _};
 use zerocopy::FromZeros;
 
-use super::client::Client;
+use super::client::{Client, Gpu};
 
 const VA: u64 = 0x20_0000_0000;
 const MIB: u64 = 1 << 20;
@@ -258,17 +260,77 @@ fn the_cpu_window_runs_out_and_comes_back_by_unmapping() {
     let (_, cookie, _) = client.map_cpu(gpu, memory, MIB, Node::Gpu(0)).unwrap();
     let full = client.map_cpu(gpu, memory, 4096, Node::Gpu(0));
     assert_eq!(full.unwrap_err(), Answer::Status(Status::NO_MEMORY));
-    let mut packet = escape::RmUnmapMemory::new_zeroed();
+    client.unmap_cpu(gpu, memory, cookie).unwrap();
+    client.map_cpu(gpu, memory, MIB, Node::Gpu(0)).unwrap();
+}
+
+#[test]
+fn a_file_shows_nothing_once_its_mapping_or_the_memory_is_gone() {
+    for free in [false, true] {
+        let mut client = Client::new("");
+        let gpu = client.gpu(0);
+        let memory = client.vidmem(gpu, MIB).unwrap();
+        let (_, cookie, fd) = client.map_cpu(gpu, memory, MIB, Node::Gpu(0)).unwrap();
+        client.nodes().mmap(fd, MIB, 0).unwrap();
+        if free {
+            client.free(memory).unwrap();
+        } else {
+            client.unmap_cpu(gpu, memory, cookie).unwrap();
+        }
+        let shown = client.nodes().mmap(fd, MIB, 0);
+        assert_eq!(shown, Err(Answer::from(Errno::Inval)));
+        let other = client.vidmem(gpu, MIB).unwrap();
+        let again = client.map_packet(gpu, other, MIB, fd);
+        let again = client.deref_mut().map_cpu(again);
+        assert_eq!(again, Err(Answer::Status(Status::STATE_IN_USE)));
+    }
+}
+
+#[test]
+fn a_window_is_taken_of_the_gpu_that_has_the_memory_whoever_maps_it() {
+    let mut client = Client::new("gpus=2,bar1=1M");
+    let (one, two) = (client.gpu(0), client.gpu(1));
+    let memory = client.vidmem(one, 2 * MIB).unwrap();
+    client.map_cpu(two, memory, MIB, Node::Gpu(0)).unwrap();
+    let full = client.map_cpu(one, memory, 4096, Node::Gpu(0));
+    assert_eq!(full.unwrap_err(), Answer::Status(Status::NO_MEMORY));
+    let theirs = client.vidmem(two, MIB).unwrap();
+    client.map_cpu(two, theirs, MIB, Node::Gpu(1)).unwrap();
+}
+
+#[test]
+fn into_an_address_space_of_uvm_the_resource_manager_maps_nothing() {
+    let mut client = Client::new("");
+    let gpu = client.gpu(0);
+    let mut params = class::VirtualAlloc::new_zeroed();
+    params.vaspace = gpu.vaspace;
+    let virt = client.alloc(gpu.device, class::NV01_MEMORY_VIRTUAL, &mut params);
+    let memory = client.vidmem(gpu, MIB).unwrap();
+    let theirs = Gpu {
+        virt: virt.unwrap(),
+        ..gpu
+    };
+    let refused = Err(Answer::Status(Status::NOT_SUPPORTED));
+    assert_eq!(client.map_dma(theirs, memory, VA, MIB), refused);
+    client.range(VA, MIB).unwrap();
+    client.map_uvm(gpu, memory, VA, MIB).unwrap();
+    let mut packet = escape::RmUnmapMemoryDma::new_zeroed();
     packet.client = client.root;
     packet.device = gpu.device;
+    packet.dma = theirs.virt;
     packet.memory = memory;
-    packet.linear = cookie;
+    packet.dma_offset = VA;
     let ctl = client.ctl;
     client
-        .escape(ctl, escape::RM_UNMAP_MEMORY, &mut packet)
+        .escape(ctl, escape::RM_UNMAP_MEMORY_DMA, &mut packet)
         .unwrap();
-    assert_eq!(Status(packet.status), Status::OK);
-    client.map_cpu(gpu, memory, MIB, Node::Gpu(0)).unwrap();
+    assert_eq!(Status(packet.status), Status::NOT_SUPPORTED);
+    assert_eq!(client.driver().live().uvm_maps, 1);
+    let uvm = client.uvm;
+    client.close(uvm);
+    client.free(memory).unwrap();
+    client.die();
+    assert_eq!(client.driver().live(), Live::default());
 }
 
 #[test]
