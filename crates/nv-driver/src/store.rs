@@ -48,7 +48,8 @@ pub trait Store {
     ///
     /// # Errors
     ///
-    /// [`StoreError`]; nothing was taken.
+    /// [`StoreError`], also if the process itself may not read and write all of them; nothing was
+    /// taken.
     fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError>;
 
     /// Lets go of a piece of memory.

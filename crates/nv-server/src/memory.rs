@@ -199,7 +199,7 @@ impl Store for SharedStore {
 
     fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError> {
         let caller = self.caller.as_ref().ok_or(StoreError::BadAddress)?;
-        if !caller.has_mapped(address, bytes) {
+        if !caller.can_write(address, bytes) {
             return Err(StoreError::BadAddress);
         }
         let memory = Arc::clone(caller.memory());

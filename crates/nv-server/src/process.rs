@@ -61,8 +61,8 @@ impl Client {
         digits.parse().ok()
     }
 
-    /// Whether every page of a range is mapped.
-    pub(crate) fn has_mapped(&self, address: u64, len: u64) -> bool {
+    /// Whether every page of a range is mapped and may be read and written.
+    pub(crate) fn can_write(&self, address: u64, len: u64) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let Ok(maps) = openat(&self.folder, "maps", flags, Mode::empty()) else {
             return false;
@@ -74,7 +74,8 @@ impl Client {
     }
 }
 
-/// Whether mappings, listed as in `/proc/PID/maps`, leave no gap between two addresses.
+/// Whether mappings that may be read and written, listed as in `/proc/PID/maps`, leave no gap
+/// between two addresses.
 fn covers(maps: &str, start: u64, end: u64) -> bool {
     let mut next = start;
     for line in maps.lines() {
@@ -84,7 +85,7 @@ fn covers(maps: &str, start: u64, end: u64) -> bool {
         if to <= next {
             continue;
         }
-        if from > next {
+        if from > next || !may_write(line) {
             return false;
         }
         next = to;
@@ -93,6 +94,11 @@ fn covers(maps: &str, start: u64, end: u64) -> bool {
         }
     }
     false
+}
+
+fn may_write(line: &str) -> bool {
+    let access = line.split_whitespace().nth(1);
+    access.is_some_and(|access| access.starts_with("rw"))
 }
 
 fn bounds(line: &str) -> Option<(u64, u64)> {
@@ -192,8 +198,9 @@ mod tests {
     }
 
     #[test]
-    fn mapped_ranges_have_no_gap() {
-        let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 r--p 0 00:00 0 x y\n6000-7000 rw-p 0 0 0\n";
+    fn ranges_that_may_be_written_have_no_gap_and_no_protected_page() {
+        let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 rw-s 0 00:00 0 x y\n6000-7000 rwxp 0 0 0\n\
+            8000-9000 r--p 0 0 0\n9000-a000 ---p 0 0 0\na000-b000 -w-p 0 0 0\nb000-c000 rw-p 0 0 0\n";
         for (start, end, mapped) in [
             (0x1000, 0x4000, true),
             (0x2000, 0x3800, true),
@@ -202,12 +209,19 @@ mod tests {
             (0x3000, 0x6800, false),
             (0x6000, 0x7000, true),
             (0x7000, 0x8000, false),
+            (0x8000, 0x9000, false),
+            (0x9000, 0xa000, false),
+            (0xa000, 0xb000, false),
+            (0xb000, 0xc000, true),
+            (0xa800, 0xc000, false),
         ] {
             assert_eq!(covers(maps, start, end), mapped, "{start:#x}-{end:#x}");
         }
         let bytes = [0_u8];
-        let page = bytes.as_ptr().expose_provenance() as u64 & !4095;
-        assert!(own().has_mapped(page, 4096));
-        assert!(!own().has_mapped(0, 4096));
+        let page = |bytes: &[u8]| bytes.as_ptr().expose_provenance() as u64 & !4095;
+        assert!(own().can_write(page(&bytes), 4096));
+        assert!(!own().can_write(0, 4096));
+        let constant = "text of this program, which it may only read";
+        assert!(!own().can_write(page(constant.as_bytes()), 4096));
     }
 }
