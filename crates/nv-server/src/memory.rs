@@ -117,10 +117,21 @@ impl View {
 
 impl Piece {
     /// How the piece is reached: our mapping of it, or its address in a program.
-    fn reach(&self) -> Reach<'_> {
+    ///
+    /// # Errors
+    /// [`StoreError::Exhausted`] when this process has no address space or mappings left. The
+    /// next try may find some.
+    fn reach(&self) -> Result<Reach<'_>, StoreError> {
         match self {
-            Self::File { fd, bytes, view } => Reach::View(view.get_or_init(|| map(fd, *bytes))),
-            Self::Pinned(memory, address) => Reach::Program(memory, *address),
+            Self::File { fd, bytes, view } => {
+                if view.get().is_none() {
+                    // Of two mappings made at once, one is kept and one unmapped.
+                    let _lost = view.set(map(fd, *bytes)?);
+                }
+                let view = view.get().expect("it was set above");
+                Ok(Reach::View(view))
+            }
+            Self::Pinned(memory, address) => Ok(Reach::Program(memory, *address)),
         }
     }
 }
@@ -130,7 +141,7 @@ enum Reach<'a> {
     Program(&'a Memory, u64),
 }
 
-fn map(fd: &OwnedFd, bytes: usize) -> View {
+fn map(fd: &OwnedFd, bytes: usize) -> Result<View, StoreError> {
     // SAFETY: a new mapping at an address the kernel chooses replaces nothing.
     let base = unsafe {
         rustix::mm::mmap(
@@ -142,11 +153,11 @@ fn map(fd: &OwnedFd, bytes: usize) -> View {
             0,
         )
     };
-    let base = base.expect("address space for the simulated GPU's memory");
-    View {
+    let base = base.map_err(|_| StoreError::Exhausted)?;
+    Ok(View {
         base: NonNull::new(base).expect("no mapping is at zero"),
         bytes,
-    }
+    })
 }
 
 impl SharedStore {
@@ -213,7 +224,7 @@ impl Store for SharedStore {
     }
 
     fn read(&self, from: Place, into: &mut [u8]) -> Result<(), StoreError> {
-        match self.piece(from.id).reach() {
+        match self.piece(from.id).reach()? {
             Reach::Program(memory, address) => memory.read(address + from.offset, into),
             Reach::View(view) => {
                 view.read(from.offset, into);
@@ -223,7 +234,7 @@ impl Store for SharedStore {
     }
 
     fn write(&mut self, to: Place, from: &[u8]) -> Result<(), StoreError> {
-        match self.piece(to.id).reach() {
+        match self.piece(to.id).reach()? {
             Reach::Program(memory, address) => memory.write(address + to.offset, from),
             Reach::View(view) => {
                 view.write(to.offset, from);
@@ -234,7 +245,7 @@ impl Store for SharedStore {
 
     fn copy(&mut self, from: Place, to: Place, bytes: u64) -> Result<(), StoreError> {
         let len = usize::try_from(bytes).map_err(|_| StoreError::Exhausted)?;
-        match (self.piece(from.id).reach(), self.piece(to.id).reach()) {
+        match (self.piece(from.id).reach()?, self.piece(to.id).reach()?) {
             (Reach::View(source), Reach::View(target)) => {
                 let source = source.check(from.offset, len);
                 let target = target.check(to.offset, len);
@@ -253,12 +264,36 @@ impl Store for SharedStore {
                 unsafe { memory.write_from(address + to.offset, source, len) }
             }
             (Reach::Program(source, read), Reach::Program(target, write)) => {
-                let mut buffer = vec![0; len];
-                source.read(read + from.offset, &mut buffer)?;
-                target.write(write + to.offset, &buffer)
+                let (read, write) = (read + from.offset, write + to.offset);
+                copy_between((source, read), (target, write), bytes)
             }
         }
     }
+}
+
+/// Copies between programs through a buffer, part by part: from the end if the target is behind
+/// the source, so that ranges of one program that overlap are copied right.
+fn copy_between(
+    (source, read): (&Memory, u64),
+    (target, write): (&Memory, u64),
+    bytes: u64,
+) -> Result<(), StoreError> {
+    const PART: usize = 1 << 20;
+    let mut buffer = vec![0; usize::try_from(bytes).map_or(PART, |bytes| bytes.min(PART))];
+    let mut done = 0;
+    while done < bytes {
+        let len = (bytes - done).min(PART as u64);
+        let at = if write > read {
+            bytes - done - len
+        } else {
+            done
+        };
+        let part = &mut buffer[..usize::try_from(len).expect("no more than a part")];
+        source.read(read + at, part)?;
+        target.write(write + at, part)?;
+        done += len;
+    }
+    Ok(())
 }
 
 /// A memory file with a text, to be read from its start.
@@ -272,4 +307,58 @@ pub(crate) fn text_file(text: &str) -> rustix::io::Result<OwnedFd> {
         at += written as u64;
     }
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> SharedStore {
+        let own = Client::new(rustix::process::getpid()).unwrap();
+        let mut store = SharedStore::default();
+        store.set_caller(&Arc::new(own));
+        store
+    }
+
+    #[test]
+    fn memory_that_cannot_be_mapped_is_an_error_and_the_rest_works() {
+        let mut store = store();
+        let at = |id| Place { id, offset: 0 };
+        // More than there are addresses.
+        let huge = at(store.create(1 << 60).unwrap());
+        let small = at(store.create(4096).unwrap());
+        let exhausted = Err(StoreError::Exhausted);
+        assert_eq!(store.read(huge, &mut [0; 4]), exhausted);
+        assert_eq!(store.write(huge, &[1; 4]), exhausted);
+        assert_eq!(store.copy(huge, small, 4), exhausted);
+        assert_eq!(store.copy(small, huge, 4), exhausted);
+        store.write(small, &[7; 4]).unwrap();
+        let mut seen = [0; 4];
+        store.read(small, &mut seen).unwrap();
+        assert_eq!(seen, [7; 4]);
+        store.destroy(huge.id);
+    }
+
+    #[test]
+    fn pinned_ranges_that_overlap_are_copied_as_through_a_buffer() {
+        const BYTES: usize = 3 << 20;
+        let mut pages = vec![0_u8; 2 * BYTES + 8192];
+        let mut store = store();
+        for (from, to) in [(4096, 0), (0, 4096), (0, 3 << 20), (1 << 20, 0)] {
+            for (at, byte) in pages.iter_mut().enumerate() {
+                *byte = u8::try_from((at / 4096 * 31 + at) % 251).expect("less than 251");
+            }
+            let mut expected = pages.clone();
+            expected.copy_within(from..from + BYTES, to);
+            let start = pages.as_mut_ptr().expose_provenance();
+            let id = store.adopt(start as u64, pages.len() as u64).unwrap();
+            let at = |offset: usize| Place {
+                id,
+                offset: offset as u64,
+            };
+            store.copy(at(from), at(to), BYTES as u64).unwrap();
+            store.destroy(id);
+            assert!(pages == expected, "{from} to {to}");
+        }
+    }
 }
