@@ -8,6 +8,8 @@ pub const SYSTEM_GET_BUILD_VERSION_V2: u32 = 0x13E;
 pub const GPU_GET_ID_INFO_V2: u32 = 0x205;
 /// Classes of a GPU.
 pub const GPU_GET_CLASSLIST: u32 = 0x0080_0201;
+/// Classes of a GPU, with the list in the parameters.
+pub const GPU_GET_CLASSLIST_V2: u32 = 0x0080_0292;
 /// UUID of a GPU.
 pub const GPU_GET_GID_INFO: u32 = 0x2080_014A;
 /// Shape of the compute engine.
@@ -63,6 +65,14 @@ layout! {
         count: u32 = 0, "Entries of the list, or 0 to ask for their number.";
         pad: u32 = 4, "Hole.";
         list: u64 = 8, "Address of the list.";
+    }
+}
+
+layout! {
+    /// `NV0080_CTRL_GPU_GET_CLASSLIST_V2_PARAMS`.
+    ClassListV2, 404 {
+        count: u32 = 0, "Entries of the list, on return.";
+        list: [u32; 100] = 4, "Classes.";
     }
 }
 

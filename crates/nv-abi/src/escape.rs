@@ -240,6 +240,22 @@ layout! {
 }
 
 layout! {
+    /// `NVOS32_PARAMETERS`, packet of [`RM_VID_HEAP_CONTROL`].
+    RmVidHeapControl, 184 {
+        root: Handle = 0, "Client.";
+        parent: Handle = 4, "Device.";
+        function: u32 = 8, "What to do.";
+        vaspace: Handle = 12, "Address space, or 0.";
+        heap: i16 = 16, "Heap number.";
+        pad: u16 = 18, "Hole.";
+        status: u32 = 20, "Status.";
+        total: u64 = 24, "Bytes of the heap.";
+        free: u64 = 32, "Bytes that are free in it.";
+        data: [u8; 144] = 40, "Parameters of the function.";
+    }
+}
+
+layout! {
     /// `nv_ioctl_card_info_t`, one entry of [`CARD_INFO`].
     CardInfo, 72 {
         valid: u8 = 0, "Non-zero for a GPU that exists.";

@@ -334,6 +334,8 @@ impl<S: Store> Driver<S> {
                 })
             }
             escape::RM_UNMAP_MEMORY_DMA => self.rm_unmap_dma(id, &read(packet)?),
+            // Memory is allocated by class: none of the heap's functions is known.
+            escape::RM_VID_HEAP_CONTROL => Err(Status::INVALID_ARGUMENT),
             _ => {
                 let mut request: escape::RmDupObject = read(packet)?;
                 self.rm_dup(id, &request).map(|handle| {
@@ -530,6 +532,7 @@ fn status_offset(nr: u8, len: usize, abi: vrampager_nv_abi::AbiVersion) -> Optio
         },
         escape::RM_UNMAP_MEMORY_DMA => of!(escape::RmUnmapMemoryDma),
         escape::RM_DUP_OBJECT => of!(escape::RmDupObject),
+        escape::RM_VID_HEAP_CONTROL => of!(escape::RmVidHeapControl),
         _ => return None,
     };
     (size == len).then_some(offset)

@@ -15,6 +15,18 @@
 //! privileges, power, partitions, tiled surfaces, and computing: launches complete at once. Time
 //! slices are one ring entry. A doorbell is not needed to be noticed.
 //!
+//! Requests that the real driver has and this one refuses, each as if it did not exist:
+//!
+//! * `EINVAL` for the escapes of events (0xCE, 0xCF), status codes (0xD1), device interrupts (0xD5)
+//!   and DMA buffers (0xD9);
+//! * `INVALID_ARGUMENT` for every function of the video heap (0x4A), as for an unknown one;
+//! * `NOT_SUPPORTED` for controls that are not in [`vrampager_nv_abi::ctrl`], `INVALID_CLASS` for
+//!   classes that are not in [`vrampager_nv_abi::class`].
+//!
+//! Refusals of the real driver that cannot happen here: for want of privileges
+//! (`INSUFFICIENT_PERMISSIONS`), of a page size that fits a mapping of UVM (any mapping that is
+//! aligned fits 4 KiB), and while another thread initialises the same file (`BUSY_RETRY`).
+//!
 //! ```
 //! use vrampager_nv_driver::{Config, Driver, HeapStore, Node};
 //!

@@ -135,6 +135,8 @@ pub(crate) struct Rm {
 const CLIENT_BASE: Handle = 0xC1D0_0000;
 const OBJECT_BASE: Handle = 0xCAF0_0000;
 const HANDLES: u32 = 0x8_0000;
+/// First of the [`HANDLES`] that the firmware makes: no client may ask for one.
+const FIRMWARE_BASE: Handle = 0xC9F0_0000;
 
 impl Client {
     fn new(file: FileId) -> Self {
@@ -151,18 +153,10 @@ impl Client {
         self.objects.get(&handle).ok_or(Status::OBJECT_NOT_FOUND)
     }
 
-    /// Objects above one, itself included; the client is not counted.
-    fn depth(&self, handle: Handle) -> usize {
-        let parent = |handle: &Handle| self.objects.get(handle).map(|object| object.parent);
-        let above = std::iter::successors(Some(handle), parent);
-        above
-            .filter(|handle| self.objects.contains_key(handle))
-            .count()
-    }
-
     /// A handle for a new object: the one wanted, or the next free one.
     fn handle(&mut self, own: Handle, wanted: Handle) -> Result<Handle, Status> {
-        if wanted == own {
+        let firmware = FIRMWARE_BASE..FIRMWARE_BASE + HANDLES;
+        if wanted == own || firmware.contains(&wanted) {
             return Err(Status::INVALID_OBJECT_HANDLE);
         }
         if wanted != 0 {

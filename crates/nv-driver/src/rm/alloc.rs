@@ -37,9 +37,6 @@ struct ClassSpec {
     required: bool,
 }
 
-/// Addresses a GPU can translate: 49 bits.
-const VA_LIMIT: u64 = 1 << 49;
-
 impl<S: Store> Driver<S> {
     /// Makes an object and gives its handle; nothing is left of one that could not be made.
     pub(crate) fn rm_alloc(
@@ -286,14 +283,22 @@ impl<S: Store> Driver<S> {
         })
     }
 
+    /// Addresses that a GPU of the generation can translate.
+    fn va_limit(&self) -> u64 {
+        match self.config.arch {
+            Arch::Ampere | Arch::Ada => 1 << 49,
+            Arch::Blackwell => 1 << 57,
+        }
+    }
+
     fn new_virtual(&mut self, site: Site, params: &[u8]) -> Result<Kind, Status> {
         let params: class::VirtualAlloc = parse(params);
         let limit = if params.limit == 0 {
-            VA_LIMIT - 1
+            self.va_limit() - 1
         } else {
             params.limit
         };
-        if limit >= VA_LIMIT {
+        if limit >= self.va_limit() {
             return Err(Status::INVALID_LIMIT);
         }
         if params.offset >= limit {
@@ -312,10 +317,11 @@ impl<S: Store> Driver<S> {
         let decoded = VaspaceAlloc::decode(self.abi, params).expect("sized by its class");
         let mut answer = decoded;
         if decoded.va_size == 0 {
-            answer.va_size = VA_LIMIT - decoded.va_base;
+            let left = self.va_limit().checked_sub(decoded.va_base);
+            answer.va_size = left.ok_or(Status::INVALID_ARGUMENT)?;
         }
         let span = Span::new(decoded.va_base, answer.va_size).ok_or(Status::INVALID_ARGUMENT)?;
-        if span.end() > VA_LIMIT {
+        if span.end() > self.va_limit() {
             return Err(Status::INVALID_ARGUMENT);
         }
         let gpu = self.device_gpu(site)?;

@@ -67,6 +67,7 @@ impl<S: Store> Driver<S> {
             ctrl::SYSTEM_GET_BUILD_VERSION_V2 => size_of::<ctrl::BuildVersion>(),
             ctrl::GPU_GET_ID_INFO_V2 => size_of::<ctrl::GpuIdInfo>(),
             ctrl::GPU_GET_CLASSLIST => size_of::<ctrl::ClassList>(),
+            ctrl::GPU_GET_CLASSLIST_V2 => size_of::<ctrl::ClassListV2>(),
             ctrl::GPU_GET_GID_INFO => size_of::<ctrl::GidInfo>(),
             ctrl::GR_GET_INFO => size_of::<ctrl::GrGetInfo>(),
             ctrl::FB_GET_INFO_V2 => ctrl::fb_info_size(self.abi),
@@ -94,6 +95,10 @@ impl<S: Store> Driver<S> {
             ctrl::SYSTEM_GET_BUILD_VERSION_V2 => self.build_version(params),
             ctrl::GPU_GET_ID_INFO_V2 => self.gpu_id_info(params),
             ctrl::GPU_GET_CLASSLIST => self.class_list(process, params),
+            ctrl::GPU_GET_CLASSLIST_V2 => {
+                self.class_list_v2(params);
+                Ok(())
+            }
             ctrl::GPU_GET_GID_INFO => self.gid_info(&target, params),
             ctrl::GR_GET_INFO => self.gr_info(process, params),
             ctrl::FB_GET_INFO_V2 => self.fb_info(&target, params),
@@ -130,8 +135,7 @@ impl<S: Store> Driver<S> {
         Ok(())
     }
 
-    fn class_list(&self, process: &mut dyn Process, params: &mut [u8]) -> Result<(), Status> {
-        let mut answer: ctrl::ClassList = parse(params);
+    fn all_classes(&self) -> Vec<u32> {
         let common = [
             class::NV01_MEMORY_SYSTEM,
             class::NV01_MEMORY_LOCAL_USER,
@@ -142,7 +146,21 @@ impl<S: Store> Driver<S> {
             class::KEPLER_CHANNEL_GROUP_A,
             class::GT200_DEBUGGER,
         ];
-        let classes: Vec<u32> = common.into_iter().chain(self.classes()).collect();
+        common.into_iter().chain(self.classes()).collect()
+    }
+
+    fn class_list_v2(&self, params: &mut [u8]) {
+        let mut answer = ctrl::ClassListV2::new_zeroed();
+        for (slot, class) in answer.list.iter_mut().zip(self.all_classes()) {
+            *slot = class;
+            answer.count += 1;
+        }
+        params.copy_from_slice(answer.as_bytes());
+    }
+
+    fn class_list(&self, process: &mut dyn Process, params: &mut [u8]) -> Result<(), Status> {
+        let mut answer: ctrl::ClassList = parse(params);
+        let classes = self.all_classes();
         let count = u32::try_from(classes.len()).expect("a short list");
         if answer.count != 0 {
             if answer.count < count {

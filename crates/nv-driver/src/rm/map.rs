@@ -14,9 +14,6 @@ use crate::store::{Place, Process, Store};
 use crate::vas::{Access, Entry, Origin, VasId};
 use crate::{Driver, FileId};
 
-/// Objects from the client down, itself not counted: the tree is no deeper.
-const DEPTH_MAX: usize = 6;
-
 /// First cookie of a CPU mapping; looks like an address of user space, as the real ones do.
 const COOKIE_BASE: u64 = 0x7E00_0000_0000;
 
@@ -272,14 +269,15 @@ impl<S: Store> Driver<S> {
         Ok(())
     }
 
-    /// A second handle for memory, in the same client or another one.
+    /// A second handle for memory, under a device of the same client or another one.
     pub(crate) fn rm_dup(&mut self, file: FileId, request: &RmDupObject) -> Result<Handle, Status> {
         let client = self.client(file, request.client)?;
-        if request.parent != request.client {
-            client.object(request.parent)?;
-        }
-        if client.depth(request.parent) >= DEPTH_MAX {
-            return Err(Status::ILLEGAL_ACTION);
+        let parent = match request.parent {
+            own if own == request.client => None,
+            parent => Some(&client.object(parent)?.kind),
+        };
+        if !matches!(parent, Some(Kind::Device { .. })) {
+            return Err(Status::INVALID_OBJECT_PARENT);
         }
         let source = self
             .client(file, request.source_client)?

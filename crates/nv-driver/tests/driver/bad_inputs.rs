@@ -2,11 +2,11 @@
 //! what the real driver answers, and those where what follows counts.
 
 use vrampager_nv_abi::escape::{self, os46};
-use vrampager_nv_abi::neutral::ChannelAlloc;
+use vrampager_nv_abi::neutral::{ChannelAlloc, VaspaceAlloc};
 use vrampager_nv_abi::{Status, class, ctrl, uvm};
 use vrampager_nv_driver::Errno;
-use vrampager_nv_probe::{Answer, NOWHERE};
-use zerocopy::FromZeros;
+use vrampager_nv_probe::{Answer, NOWHERE, Nodes as _};
+use zerocopy::{FromZeros, IntoBytes as _};
 
 use super::client::{Client, Gpu, Queue, channel_params};
 
@@ -23,7 +23,11 @@ struct Machine {
 }
 
 fn machine() -> Machine {
-    let mut client = Client::new("vram=64M");
+    machine_of("vram=64M")
+}
+
+fn machine_of(config: &str) -> Machine {
+    let mut client = Client::new(config);
     let one = client.gpu(0);
     let queue = client.queue(one, VA);
     let (memory, _) = client.buffer(one, DATA, MIB);
@@ -78,6 +82,72 @@ fn unmap_dma_with(m: &mut Machine, set: fn(&mut escape::RmUnmapMemoryDma)) -> Re
     }
 }
 
+/// A VA space from an address on.
+fn vaspace(m: &mut Machine, va_base: u64, va_size: u64) -> Result<u64, Answer> {
+    let params = VaspaceAlloc {
+        va_base,
+        va_size,
+        ..VaspaceAlloc::default()
+    };
+    let abi = m.client.abi;
+    let mut bytes = vec![0; VaspaceAlloc::size(abi)];
+    params.encode(abi, &mut bytes);
+    let device = m.one.device;
+    let made = m
+        .client
+        .alloc_bytes(device, class::FERMI_VASPACE_A, &mut bytes);
+    let given = VaspaceAlloc::decode(abi, &bytes).expect("the size is the same");
+    made.map(|_| given.va_size)
+}
+
+#[test]
+fn addresses_end_where_the_generation_of_the_gpu_ends_them() {
+    for (arch, bits) in [("ampere", 49), ("ada", 49), ("blackwell", 57)] {
+        let mut m = machine_of(&format!("vram=64M,arch={arch}"));
+        let limit = 1_u64 << bits;
+        assert_eq!(vaspace(&mut m, 0x1000, 0), Ok(limit - 0x1000), "{arch}");
+        let refused = Err(Answer::Status(Status::INVALID_ARGUMENT));
+        assert_eq!(vaspace(&mut m, 0x1000, limit), refused, "{arch}");
+        let mut params = class::VirtualAlloc::new_zeroed();
+        let device = m.one.device;
+        params.limit = limit - 1;
+        m.client
+            .alloc(device, class::NV01_MEMORY_VIRTUAL, &mut params)
+            .unwrap();
+        params.limit = limit;
+        let beyond = m
+            .client
+            .alloc(device, class::NV01_MEMORY_VIRTUAL, &mut params);
+        assert_eq!(beyond, Err(Answer::Status(Status::INVALID_LIMIT)), "{arch}");
+    }
+}
+
+#[test]
+fn both_questions_for_classes_get_the_same_list() {
+    let mut m = machine();
+    let device = m.one.device;
+    let mut list = ctrl::ClassListV2::new_zeroed();
+    m.client
+        .control(device, ctrl::GPU_GET_CLASSLIST_V2, &mut list)
+        .unwrap();
+    let mut old = ctrl::ClassList::new_zeroed();
+    m.client
+        .control(device, ctrl::GPU_GET_CLASSLIST, &mut old)
+        .unwrap();
+    // The list goes behind the control's own parameters.
+    let at = size_of::<ctrl::ClassList>();
+    old.list = m.client.nodes().address() + at as u64;
+    m.client
+        .control(device, ctrl::GPU_GET_CLASSLIST, &mut old)
+        .unwrap();
+    let count = list.count as usize;
+    assert_eq!((old.count, count > 8), (list.count, true));
+    let bytes = &m.client.nodes().memory()[at..at + 4 * count];
+    assert_eq!(bytes, list.list[..count].as_bytes());
+    assert!(list.list[..count].contains(&class::ADA_COMPUTE_A));
+    assert_eq!(list.list[count..], vec![0; 100 - count]);
+}
+
 fn channel_with(m: &mut Machine, set: fn(&mut ChannelAlloc)) -> Result<(), Answer> {
     let mut params = channel_params(VA, m.queue.share, m.memory, 0);
     set(&mut params);
@@ -125,6 +195,11 @@ fn what_the_simulated_driver_refuses_of_itself_changes_nothing() {
                 let mut packet = m.client.register_packet(m.one, m.memory, VA + (32 << 20));
                 m.client.uvm(uvm::REGISTER_CHANNEL, &mut packet)
             },
+        ),
+        (
+            "a VA space that begins behind its end",
+            Status::INVALID_ARGUMENT,
+            |m| vaspace(m, u64::MAX, 0).map(drop),
         ),
         (
             "freeing a range with another length",

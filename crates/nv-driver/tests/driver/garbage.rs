@@ -322,35 +322,6 @@ fn a_ring_that_reaches_beyond_the_space_is_refused() {
 }
 
 #[test]
-fn a_chain_of_duplicates_ends_where_the_object_tree_would_be_too_deep() {
-    use vrampager_nv_abi::Status;
-    use zerocopy::FromZeros;
-    let mut client = Client::new("");
-    let gpu = client.gpu(0);
-    let memory = client.vidmem(gpu, MIB).expect("device memory");
-    let mut parent = memory;
-    let mut depth = 2;
-    let refused = loop {
-        let mut packet = escape::RmDupObject::new_zeroed();
-        packet.client = client.root;
-        packet.parent = parent;
-        packet.source_client = client.root;
-        packet.source = memory;
-        let ctl = client.ctl;
-        client
-            .escape(ctl, escape::RM_DUP_OBJECT, &mut packet)
-            .expect("a valid packet");
-        if Status(packet.status) != Status::OK {
-            break Status(packet.status);
-        }
-        parent = packet.object;
-        depth += 1;
-        assert!(depth < 100, "nothing ends it");
-    };
-    assert_eq!((refused, depth), (Status::ILLEGAL_ACTION, 6));
-}
-
-#[test]
 fn a_huge_range_in_the_way_of_a_channel_is_stepped_over_at_once() {
     use vrampager_nv_abi::Status;
     let mut client = Client::new("arch=blackwell");

@@ -1,6 +1,6 @@
 //! Objects and controls of the resource manager.
 
-use vrampager_nv_abi::escape::{self, RmAlloc, RmControl, RmDupObject, RmFree};
+use vrampager_nv_abi::escape::{self, RmAlloc, RmControl, RmDupObject, RmFree, RmVidHeapControl};
 use vrampager_nv_abi::{Handle, Status, class, ctrl};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -32,6 +32,16 @@ pub(super) const OBJECTS: &[Row] = &[
         "the client's own handle",
         Status::INVALID_OBJECT_HANDLE,
         |m| alloc_with(m, |p| p.object = p.root),
+    ),
+    Row::status(
+        "the firmware's first handle",
+        Status::INVALID_OBJECT_HANDLE,
+        |m| alloc_with(m, |p| p.object = 0xC9F0_0000),
+    ),
+    Row::status(
+        "the firmware's last handle",
+        Status::INVALID_OBJECT_HANDLE,
+        |m| alloc_with(m, |p| p.object = 0xC9F7_FFFF),
     ),
     Row::status(
         "a handle that is taken",
@@ -101,6 +111,16 @@ pub(super) const OBJECTS: &[Row] = &[
     Row::status("a duplicate under nothing", Status::OBJECT_NOT_FOUND, |m| {
         dup_with(m, |p| p.parent = UNKNOWN)
     }),
+    Row::status(
+        "a duplicate under the client",
+        Status::INVALID_OBJECT_PARENT,
+        |m| dup_with(m, |p| p.parent = p.client),
+    ),
+    Row::status(
+        "a duplicate under memory",
+        Status::INVALID_OBJECT_PARENT,
+        |m| dup_with(m, |p| p.parent = p.source),
+    ),
     Row::status("a duplicate of nothing", Status::OBJECT_NOT_FOUND, |m| {
         dup_with(m, |p| p.source = UNKNOWN)
     }),
@@ -117,6 +137,18 @@ pub(super) const OBJECTS: &[Row] = &[
         "a duplicate with a taken handle",
         Status::INSERT_DUPLICATE_NAME,
         |m| dup_with(m, |p| p.object = p.parent),
+    ),
+    Row::status(
+        "an unknown function of the heap",
+        Status::INVALID_ARGUMENT,
+        |m| {
+            let mut packet = RmVidHeapControl::new_zeroed();
+            packet.root = m.client.root;
+            packet.parent = m.one.device;
+            packet.function = 0xFFFF;
+            m.client
+                .manage(escape::RM_VID_HEAP_CONTROL, &mut packet, |p| p.status)
+        },
     ),
 ];
 
