@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context as _, anyhow};
@@ -22,7 +22,7 @@ pub(crate) struct SimDriverArgs {
     /// A file that gets the driver's counters at the end, when nobody has it open any more
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Kill the process that makes the N-th ioctl, when that is done
+    /// Kill the process that makes the N-th ioctl, when that is done; exit 1 if there are fewer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     kill_at: Option<u64>,
     /// The program and its arguments
@@ -62,9 +62,9 @@ pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
     if !server.works() {
         return Err(broken(anyhow!("the simulated driver broke down")));
     }
-    let left = server.live();
+    let (left, counted) = (server.live(), server.counted());
     if let Some(report) = &args.report {
-        let text = format!("{left}{}", server.counted());
+        let text = format!("{left}{counted}");
         let written = std::fs::write(report, text);
         let written = written.with_context(|| format!("writing {}", report.display()));
         written.map_err(failed)?;
@@ -72,7 +72,25 @@ pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
     if left != Live::default() {
         return Err(broken(anyhow!("the driver kept what nobody has:\n{left}")));
     }
-    Ok(exit_code(status))
+    match args.kill_at {
+        Some(nth) if counted.ioctls < nth => {
+            let made = counted.ioctls;
+            Err(failed(anyhow!(
+                "--kill-at {nth} killed nobody: there were only {made} ioctls"
+            )))
+        }
+        Some(_) | None => Ok(exit_code(status)),
+    }
+}
+
+/// The library, in front of those that the user loads before a program.
+fn preloads(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(own) = std::env::var_os("LD_PRELOAD").filter(|own| !own.is_empty()) {
+        all.push(":");
+        all.push(own);
+    }
+    all
 }
 
 fn run(args: &SimDriverArgs, server: &Server) -> anyhow::Result<ExitStatus> {
@@ -82,7 +100,7 @@ fn run(args: &SimDriverArgs, server: &Server) -> anyhow::Result<ExitStatus> {
     let mut command = Command::new(program);
     command
         .args(arguments)
-        .env("LD_PRELOAD", &library)
+        .env("LD_PRELOAD", preloads(&library))
         .env("LIBC_PATH", &library)
         .env(NAME_VARIABLE, server.name());
     run_family(&mut command).with_context(|| format!("starting {}", program.display()))

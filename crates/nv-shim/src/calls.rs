@@ -104,6 +104,28 @@ pub(crate) unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) ->
 
 /// # Safety
 ///
+/// As `openat(2)` without a mode; what fortified programs call.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: passed on as it came.
+    unsafe { openat(dir, path, flags, 0) }
+}
+
+/// # Safety
+///
+/// As `openat(2)` without a mode; what fortified programs call.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn __openat64_2(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: passed on as it came.
+    unsafe { openat(dir, path, flags, 0) }
+}
+
+/// # Safety
+///
 /// As `ioctl(2)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: u64, argument: *mut c_void) -> c_int {

@@ -16,8 +16,9 @@
 //! sockets, of which the kernel keeps account: `close`, `dup`, `fork`, `exec`, and being killed
 //! need nothing of this library. It keeps no state but idle connections.
 //!
-//! Known gaps: a program that makes system calls without the C library is not seen. `fstat` of an
-//! open file says that it is a socket.
+//! Known gaps: a program that makes system calls without the C library is not seen, nor is a file
+//! that the C library opens for itself, as `fopen` does. `fstat` of an open file says that it is a
+//! socket.
 
 mod calls;
 mod driver;

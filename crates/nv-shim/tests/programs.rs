@@ -235,6 +235,30 @@ fn a_program_with_all_its_descriptors_in_use_is_told_so_and_has_opened_nothing()
 }
 
 #[test]
+fn the_library_has_every_name_that_a_node_is_opened_by() {
+    let library = std::fs::read(library()).expect("the library is built");
+    let has = |name: &str| {
+        let entry = format!("\0{name}\0");
+        library
+            .windows(entry.len())
+            .any(|found| found == entry.as_bytes())
+    };
+    for name in [
+        "open",
+        "open64",
+        "openat",
+        "openat64",
+        "__open_2",
+        "__open64_2",
+        "__openat_2",
+        "__openat64_2",
+    ] {
+        assert!(has(name), "{name}");
+    }
+    assert!(!has("openat2_of_nobody"));
+}
+
+#[test]
 fn a_node_that_is_read_has_nothing_to_read() {
     let output = run(&server(""), "cat", &["/dev/nvidiactl"]);
     assert_eq!(text(&output.stdout), "");

@@ -172,6 +172,29 @@ fn a_program_killed_at_any_point_of_its_work_leaves_nothing_in_the_driver() {
 }
 
 #[test]
+fn a_request_to_kill_at_that_is_never_made_is_an_error() {
+    let output = vrampager(&["sim-driver", "--kill-at", "9", "sh", "-c", "exit 7"]).output();
+    let output = output.unwrap();
+    assert_eq!(code(&output), 1);
+    let errors = stderr(&output);
+    assert!(errors.contains("there were only 0 ioctls"), "{errors}");
+}
+
+#[test]
+fn what_the_user_preloads_stays_preloaded_behind_the_driver() {
+    let output = vrampager(&["sim-driver", "sh", "-c", "echo $LD_PRELOAD"])
+        .env("LD_PRELOAD", "libc.so.6")
+        .output()
+        .unwrap();
+    let preloads = stdout(&output);
+    assert!(
+        preloads.ends_with("/libvrampager_nv_shim.so:libc.so.6\n"),
+        "{preloads}{}",
+        stderr(&output)
+    );
+}
+
+#[test]
 fn a_program_in_the_background_keeps_its_driver() {
     let folder = tempfile::tempdir().unwrap();
     let script = "(while kill -0 $$ 2>/dev/null; do :; done
