@@ -24,7 +24,11 @@ use crate::submission::Submitted;
 ///
 /// The pager never frees it. It stays pinned while this, a clone or a [`Submission`] that names it
 /// is alive, and until the work that uses it is over; then the pager lets go of the [`HostRange`]
-/// with its owner, or of the buffer. Dropping never blocks.
+/// with its owner, or of the buffer.
+///
+/// Dropping never blocks while the pager is there. Afterwards dropping the last use of a range
+/// waits for the work that uses it, 15 seconds at most; memory that the device may still use then
+/// stays until another import of the pager's is dropped or its device is closed.
 ///
 /// [`Submission`]: crate::Submission
 ///
@@ -121,6 +125,7 @@ impl Drop for Import {
     fn drop(&mut self) {
         self.shell.imports.let_go(self.span);
         wake(&self.shell);
+        self.shell.give_back_unattended();
     }
 }
 
@@ -262,7 +267,7 @@ impl Imports {
 
     /// Gives back what is over, all of it if `over` says so of any fence; a fence that is not
     /// over, if there is one. What the device refuses stays, is counted by it, and tried again.
-    pub(crate) fn give_back(&self, over: impl Fn(Fence) -> bool) -> Option<Fence> {
+    pub(crate) fn give_back(&self, mut over: impl FnMut(Fence) -> bool) -> Option<Fence> {
         let mut pending = None;
         // Owners are dropped with the table unlocked: they are the caller's code.
         let mut free = Vec::new();

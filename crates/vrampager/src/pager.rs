@@ -113,7 +113,7 @@ impl PagerBuilder {
 /// One GPU under management. Shared between threads by reference or in an `Arc`.
 ///
 /// Dropping it while buffers or imports are alive is allowed: the device closes with the last of
-/// them.
+/// them. No pager waits for one that it shares with: an import is given back when it is dropped.
 #[derive(Debug)]
 pub struct Pager {
     info: DeviceInfo,
@@ -258,7 +258,6 @@ impl Pager {
     pub fn close(mut self) -> Result<Counters, Error> {
         drop(self.worker.take());
         reap_all(&self.shell);
-        self.shell.give_back_imports();
         let buffers = self.shell.lock().snapshot().buffers;
         let imports = self.shell.imports.alive();
         if buffers > 0 || imports > 0 {

@@ -1,5 +1,6 @@
 //! The thin shell around core: one lock, waiting, and performing effects outside the lock.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use crate::import::Imports;
 /// A blocked request looks again at least this often, whatever it was told.
 const RECHECK: Duration = Duration::from_secs(1);
 
+/// How long the last use of an import waits for its work when no worker can.
+const DEADLINE: Duration = Duration::from_secs(15);
+
 /// A device with its lock.
 ///
 /// The device and the runner's own locks are never held together: the runner is called with the
@@ -21,6 +25,8 @@ pub(crate) struct Shell {
     changed: Condvar,
     pub(crate) runner: Runner,
     pub(crate) imports: Imports,
+    /// Whether a worker gives back imports that nobody holds.
+    attended: AtomicBool,
 }
 
 /// How a task came out of [`Shell::drive`].
@@ -37,6 +43,7 @@ impl Shell {
             changed: Condvar::new(),
             runner,
             imports,
+            attended: AtomicBool::new(true),
         }
     }
 
@@ -107,14 +114,36 @@ impl Shell {
         }
     }
 
-    /// Waits for the work of imports that nobody holds, and gives them back. Those whose work does
-    /// not end stay for the closing of the device, which takes them from it.
-    pub(crate) fn give_back_imports(&self) {
-        self.imports
-            .give_back(|fence| match self.runner.wait(fence) {
-                Ok(()) | Err(HalError::DeviceLost(_)) => true,
-                Err(_) => false,
-            });
+    /// Says that no worker runs any more, and gives back the imports that it has left.
+    pub(crate) fn leave_unattended(&self) {
+        self.attended.store(false, Ordering::SeqCst);
+        self.give_back_unattended();
+    }
+
+    /// Gives back the imports that nobody holds, once their work is over, unless a worker does.
+    ///
+    /// The `Drop` of the shell is no place for this alone: devices that share with one another keep
+    /// each other's shell alive by their imports. What is let go of while the worker is still there
+    /// is seen by [`leave_unattended`](Self::leave_unattended), which locks the imports later.
+    pub(crate) fn give_back_unattended(&self) {
+        if !self.attended.load(Ordering::SeqCst) && self.imports.any_retired() {
+            self.give_back_imports();
+        }
+    }
+
+    /// Waits for the work of imports that nobody holds, and gives them back. Once a wait has been
+    /// in vain there is no other; what stays is looked at again when something is let go of, and
+    /// closing the device takes it away.
+    fn give_back_imports(&self) {
+        let mut patience = DEADLINE;
+        self.imports.give_back(|fence| {
+            let waited = self.runner.wait_at_most(fence, patience);
+            let over = matches!(waited, Ok(()) | Err(HalError::DeviceLost(_)));
+            if !over {
+                patience = Duration::ZERO;
+            }
+            over
+        });
     }
 
     fn pause(&self, device: MutexGuard<'_, Device>) {
@@ -130,7 +159,7 @@ impl Drop for Shell {
         if self.device.get_mut().is_ok() {
             crate::worker::reap_all(self);
         }
-        self.give_back_imports();
+        self.leave_unattended();
         self.runner.close();
     }
 }

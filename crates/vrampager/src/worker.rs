@@ -11,7 +11,7 @@ use vrampager_hal::{Fence, HalError};
 
 use crate::shell::{Outcome, Shell};
 
-/// Owns the thread; dropping joins it.
+/// Owns the thread; dropping joins it and gives back the imports it has left.
 #[derive(Debug)]
 pub(crate) struct Worker {
     shell: Arc<Shell>,
@@ -44,6 +44,7 @@ impl Drop for Worker {
             let joined = thread.join();
             assert!(joined.is_ok() || panicking(), "the worker never panics");
         }
+        self.shell.leave_unattended();
     }
 }
 
