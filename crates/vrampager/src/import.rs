@@ -24,7 +24,8 @@ use crate::submission::Submitted;
 ///
 /// The pager never frees it. It stays pinned while this, a clone or a [`Submission`] that names it
 /// is alive, and until the work that uses it is over; then the pager lets go of the [`HostRange`]
-/// with its owner, or of the buffer.
+/// with its owner, or of the buffer. A range that is imported again is kept by the owner that came
+/// first.
 ///
 /// Dropping never blocks while the pager is there. Afterwards dropping the last use of a range
 /// waits for the work that uses it, 15 seconds at most; memory that the device may still use then
@@ -140,8 +141,9 @@ fn wake(shell: &Shell) {
 #[derive(Debug)]
 struct Entry {
     span: Span,
-    /// Kept until it is given back.
-    owners: Vec<Arc<dyn Owner>>,
+    /// Of the import that came first, kept until the range is given back. While it is, its memory
+    /// is there, so that no later owner can be another memory's.
+    owner: Arc<dyn Owner>,
     users: usize,
     /// The last work that names it.
     last: Option<Fence>,
@@ -222,7 +224,7 @@ impl Imports {
         }
     }
 
-    /// Takes a range once more, or for the first time.
+    /// Takes a range once more, or for the first time. The owner is dropped unless it is the first.
     fn take(&self, span: Span, source: &Source<'_>, owner: Arc<dyn Owner>) -> Result<(), Error> {
         let mut table = self.lock();
         if let Some(entry) = table.get_mut(&span.start())
@@ -233,7 +235,9 @@ impl Imports {
                 self.retired.fetch_sub(1, Ordering::SeqCst);
             }
             entry.users += 1;
-            entry.owners.push(owner);
+            // It is other code, which is not to run with the table locked.
+            drop(table);
+            drop(owner);
             return Ok(());
         }
         self.check_free(&table, span)?;
@@ -243,7 +247,7 @@ impl Imports {
         if !undone {
             let entry = Entry {
                 span,
-                owners: vec![owner],
+                owner,
                 users: usize::from(taken.is_ok()),
                 last: None,
                 held,
@@ -282,7 +286,7 @@ impl Imports {
             if entry.held.give_back(&self.gpu, entry.span).is_err() {
                 return true;
             }
-            free.append(&mut entry.owners);
+            free.push(Arc::clone(&entry.owner));
             self.retired.fetch_sub(1, Ordering::SeqCst);
             false
         });
