@@ -46,6 +46,8 @@ mod machine;
 mod pager;
 mod shell;
 mod submission;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use buffer::{Buffer, BufferBuilder, Pinned};

@@ -153,7 +153,10 @@ impl Pager {
     /// # Errors
     /// As for [`builder`](Self::builder), but no device is an empty list.
     pub fn builders(device: &str) -> Result<Vec<PagerBuilder>, Error> {
-        let machine = Machine::find(device)?;
+        Self::builders_of(&Machine::find(device)?)
+    }
+
+    pub(crate) fn builders_of(machine: &Machine) -> Result<Vec<PagerBuilder>, Error> {
         let builder = |info| PagerBuilder {
             machine: machine.clone(),
             info,
