@@ -1,6 +1,8 @@
 //! What a user of the library may ask for, and what he hears when it is wrong.
 #![expect(clippy::unwrap_used, reason = "a step that fails ends the test")]
 
+use std::fs::File;
+
 use vrampager::{Error, ErrorKind, MemType, Pager, Placement};
 use vrampager_core::Limits;
 use vrampager_hal::{ChannelKind, DeviceId, Discovery};
@@ -51,14 +53,21 @@ fn a_simulated_nvidia_gpu_pages_like_any_other() {
 }
 
 #[test]
-fn a_machine_without_the_driver_says_which_node_is_missing() {
-    if std::path::Path::new("/dev/nvidiactl").exists() {
-        return;
-    }
-    let error = Pager::builder("nv:0").unwrap_err();
+fn a_gpu_that_the_machine_lacks_is_refused_with_a_typed_error() {
+    let error = Pager::builder("nv:4096").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    let text = "open control node failed with ENOENT (0x2)";
-    assert_eq!(error.to_string(), text);
+    let text = error.to_string();
+    let node = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/nvidiactl");
+    match node.map_err(|error| error.raw_os_error().unwrap()) {
+        Ok(_) => assert_eq!(text, "no device 0"),
+        Err(errno) => {
+            assert!(text.starts_with("open control node failed with "), "{text}");
+            assert!(text.ends_with(&format!("(0x{errno:x})")), "{text}");
+        }
+    }
 }
 
 #[test]
