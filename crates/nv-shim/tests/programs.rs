@@ -155,18 +155,18 @@ fn a_killed_program_has_closed_its_files() {
 /// A program: maps device memory, frees it, and looks through the file after that.
 fn look_at_freed_memory() {
     const SIZE: u64 = 1 << 20;
-    let mut client = Client::new(RealNodes::default()).unwrap();
-    let card = client.cards().unwrap()[0];
-    let gpu = client.gpu(card).unwrap();
+    let mut client = Client::new(RealNodes::default()).expect("the driver answers");
+    let card = client.cards().expect("the driver answers")[0];
+    let gpu = client.gpu(card).expect("the driver answers");
     let mut params = client.memory_params(SIZE);
     let memory = client
         .alloc(gpu.device, class::NV01_MEMORY_LOCAL_USER, &mut params)
-        .unwrap();
-    let fd = client.linked(gpu.minor).unwrap();
+        .expect("the driver answers");
+    let fd = client.linked(gpu.minor).expect("the driver answers");
     client
         .map_cpu(client.map_packet(gpu, memory, SIZE, fd))
-        .unwrap();
-    client.free(memory).unwrap();
+        .expect("the driver answers");
+    client.free(memory).expect("the driver answers");
     let shown = client.nodes().mmap(fd, SIZE, 0);
     assert_eq!(shown, Err(Answer::from(Errno::Inval)));
     client

@@ -96,8 +96,7 @@ impl<'a> User<'a> {
             .zones
             .first()
             .ok_or("the device has no addresses")?;
-        let zone = zone.span.slice(0, 64 * GIB).ok_or("a small zone")?;
-        let mut space = RangeAllocator::new(zone);
+        let mut space = RangeAllocator::new(zone.span);
         let channel = gpu.queue.create_channel(ChannelKind::Copy)?;
         let timeline = gpu.queue.create_timeline()?;
         let last = Fence { timeline, value: 0 };

@@ -1,7 +1,7 @@
 //! Runs allocators for a very long time and fails if their records or holes grow.
 //!
-//! `cargo run --release -p vrampager-space --example soak [OPERATIONS]`, 10^6 by default, on each of
-//! the allocators. What a tenth of the run has settled to is the measure for the rest.
+//! `cargo run --release -p vrampager-space --example soak [OPERATIONS]`, 10^6 by default, on each
+//! of the allocators. What a tenth of the run has settled to is the measure for the rest.
 #![expect(
     clippy::print_stdout,
     reason = "progress on standard output is the purpose"
