@@ -36,6 +36,8 @@ pub(crate) struct Channel {
     pub(crate) client: Handle,
     pub(crate) handle: Handle,
     pub(crate) group: Option<Handle>,
+    /// The subcontext it was made in.
+    pub(crate) share: Option<Handle>,
     pub(crate) vas: VasId,
     /// GPU address of the ring.
     pub(crate) ring: u64,
@@ -66,8 +68,12 @@ pub(crate) struct Exec {
     pub(crate) next: usize,
     /// Data words of the current header; they may be in the next segment.
     pub(crate) burst: Option<Burst>,
-    /// A semaphore that must be acquired before anything else.
-    pub(crate) waiting: Option<Acquire>,
+    /// What must be over before the next word.
+    pub(crate) busy: Option<Busy>,
+    /// What is left to do in this pass.
+    pub(crate) budget: Budget,
+    /// Its token has been seen at the doorbell.
+    pub(crate) rung: bool,
     /// Class bound to each subchannel.
     pub(crate) bound: [u32; 8],
     /// Host methods' last data.
@@ -94,6 +100,58 @@ impl Registers {
     /// Two methods as one number.
     pub(crate) fn wide(&self, upper: u32, lower: u32) -> u64 {
         u64::from(self.get(upper)) << 32 | u64::from(self.get(lower))
+    }
+}
+
+/// Work of one method that a pass may leave unfinished.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Busy {
+    /// A semaphore is not there yet.
+    Acquire(Acquire),
+    /// A copy launch has lines left.
+    Copy(CopyAt),
+    /// A launch has descriptors left.
+    Launch(Chain),
+}
+
+/// How far a copy launch has got. Its registers stay as they are until it is over.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct CopyAt {
+    pub(crate) line: u32,
+    /// Bytes of the line that are copied; elements if they are remapped.
+    pub(crate) done: u64,
+}
+
+/// How far a chain of launch descriptors has got.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
+    /// GPU address of the next one.
+    pub(crate) next: u64,
+    /// Descriptors before it.
+    pub(crate) before: usize,
+}
+
+/// What a channel may still do in a pass: whoever calls holds the whole machine meanwhile.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Budget {
+    /// Bytes to copy.
+    pub(crate) bytes: u64,
+    /// Words, lines and launch descriptors.
+    steps: u32,
+}
+
+impl Budget {
+    /// That of a whole pass.
+    pub(crate) const PASS: Self = Self {
+        bytes: 16 << 20,
+        steps: 1 << 14,
+    };
+
+    /// Takes a step; false if none is left.
+    pub(crate) fn step(&mut self) -> bool {
+        let left = self.steps.checked_sub(1);
+        self.steps = left.unwrap_or(0);
+        left.is_some()
     }
 }
 
@@ -213,7 +271,7 @@ impl<S: Store> Driver<S> {
         self.release_vas(channel.vas);
     }
 
-    /// Whether the channel is on its runlist and may run.
+    /// Whether the channel is on its runlist and may run, and has rung if it must.
     pub(crate) fn is_runnable(&self, channel: &Channel) -> bool {
         let in_group = channel.group.is_some_and(|group| {
             let client = &self.rm.clients[&channel.client];
@@ -226,7 +284,8 @@ impl<S: Store> Driver<S> {
                 }
             )
         });
-        channel.dead.is_none() && (channel.scheduled || in_group)
+        let heard = channel.exec.rung || !self.config.strict_doorbell;
+        channel.dead.is_none() && (channel.scheduled || in_group) && heard
     }
 
     /// Stops a channel and its whole group, and tells their clients.

@@ -34,6 +34,9 @@ pub struct Config {
     pub release: String,
     /// How long the GPUs take to begin with a ring entry, in nanoseconds.
     pub latency_ns: u64,
+    /// Whether a channel runs only after its token has been written to the doorbell
+    /// (`doorbell=strict`); otherwise new entries in its ring suffice.
+    pub strict_doorbell: bool,
     /// Failures to inject from the start.
     pub injections: Vec<Injection>,
 }
@@ -43,7 +46,9 @@ pub struct Config {
 #[non_exhaustive]
 pub enum ConfigError {
     /// No such key.
-    #[error("unknown key {key:?}: use gpus, arch, vram, bar1, host, release, latency or fail")]
+    #[error(
+        "unknown key {key:?}: use gpus, arch, vram, bar1, host, release, latency, doorbell or fail"
+    )]
     UnknownKey {
         /// What was given.
         key: String,
@@ -75,6 +80,7 @@ impl Default for Config {
             host: 1 << 40,
             release: "570.144".to_owned(),
             latency_ns: 0,
+            strict_doorbell: false,
             injections: Vec::new(),
         }
     }
@@ -142,6 +148,13 @@ impl Config {
                 value.clone_into(&mut self.release);
             }
             "latency" => self.latency_ns = nanoseconds(value).ok_or(bad("latency"))?,
+            "doorbell" => {
+                self.strict_doorbell = match value {
+                    "strict" => true,
+                    "any" => false,
+                    _ => return Err(bad("doorbell")),
+                }
+            }
             "fail" => self.injections.push(value.parse()?),
             _ => {
                 return Err(ConfigError::UnknownKey {
@@ -184,6 +197,14 @@ mod tests {
     }
 
     #[test]
+    fn a_doorbell_is_needed_only_if_it_is_strict() {
+        let strict = |text| Config::parse(text).unwrap().strict_doorbell;
+        assert!(strict("doorbell=strict"));
+        assert!(!strict("doorbell=any"));
+        assert!(!strict(""));
+    }
+
+    #[test]
     fn a_bad_pair_is_named() {
         for (text, message) in [
             ("gpus=0", "bad value \"0\" for gpus"),
@@ -191,6 +212,7 @@ mod tests {
             ("vram=lots", "bad value \"lots\" for vram"),
             ("release=535.1", "bad value \"535.1\" for release"),
             ("latency=5", "bad value \"5\" for latency"),
+            ("doorbell=loud", "bad value \"loud\" for doorbell"),
             ("colour=red", "unknown key \"colour\""),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();

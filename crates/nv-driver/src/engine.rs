@@ -1,6 +1,7 @@
 //! Running channels: rings, pushbuffers, host methods, semaphores, launches.
 
 mod copy;
+mod doorbell;
 
 use vrampager_nv_abi::class;
 use vrampager_nv_abi::ctrl::{MmuFault, fault};
@@ -10,7 +11,7 @@ use vrampager_nv_abi::method::{
 use vrampager_nv_abi::qmd::QmdVersion;
 
 use crate::Driver;
-use crate::channel::{Acquire, Burst, ChannelError, ChannelId, Exec};
+use crate::channel::{Acquire, Budget, Burst, Busy, Chain, ChannelError, ChannelId, Exec};
 use crate::config::Arch;
 use crate::store::{Place, Store};
 use crate::vas::{Access, VasId};
@@ -33,6 +34,17 @@ struct Run {
     now: u64,
 }
 
+/// Where a channel is when it stops to run words.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// At the end of what it was to do.
+    Over,
+    /// At a semaphore that is not there yet.
+    Waits,
+    /// Where the pass ends for it.
+    Spent,
+}
+
 /// Launch descriptors that one launch may chain: a longer chain is a loop.
 const CHAIN_MAX: usize = 1 << 16;
 
@@ -50,9 +62,14 @@ fn mmu_fault(address: u64, access: Access, kind: u32) -> ChannelError {
 }
 
 impl<S: Store> Driver<S> {
-    /// Lets every channel run once: to the end of one ring entry, or to a semaphore that is not
-    /// there yet. `now` is the time in nanoseconds that timestamps get.
+    /// Lets every channel run once: to the end of one ring entry, to a semaphore that is not there
+    /// yet, or for 16 MiB of copies and 16384 words, lines and launches, whichever comes first.
+    /// `now` is the time in nanoseconds that timestamps get.
+    ///
+    /// A copy that goes on in later passes is as one through a buffer only within the part that
+    /// a pass copies.
     pub fn run(&mut self, now: u64) -> Progress {
+        self.hear();
         let ids: Vec<ChannelId> = self.channels.keys().copied().collect();
         let mut progress = Progress::Idle;
         for id in ids {
@@ -106,12 +123,13 @@ impl<S: Store> Driver<S> {
         exec: &mut Exec,
     ) -> Result<Progress, ChannelError> {
         let mut progress = Progress::Idle;
-        if let Some(acquire) = exec.waiting {
-            if !self.acquired(run, acquire)? {
-                return Ok(Progress::Waiting);
-            }
-            exec.waiting = None;
-            progress = Progress::Moved;
+        exec.budget = Budget::PASS;
+        if exec.busy.is_some() {
+            progress = match self.settle(run, exec)? {
+                Turn::Waits => return Ok(Progress::Waiting),
+                Turn::Spent => return Ok(Progress::Moved),
+                Turn::Over => Progress::Moved,
+            };
         } else if exec.next == exec.words.len() && !self.fetch(id, run, exec)? {
             return Ok(progress);
         }
@@ -119,16 +137,16 @@ impl<S: Store> Driver<S> {
             return Ok(Progress::Waiting);
         }
         let first = exec.next;
-        if self.run_words(run, exec)? {
-            exec.words.clear();
-            exec.next = 0;
-            self.store_get(id, exec.get)?;
-            return Ok(Progress::Moved);
-        }
-        Ok(if exec.next > first {
-            Progress::Moved
-        } else {
-            progress
+        Ok(match self.run_words(run, exec)? {
+            Turn::Over => {
+                exec.words.clear();
+                exec.next = 0;
+                self.store_get(id, exec.get)?;
+                Progress::Moved
+            }
+            Turn::Spent => Progress::Moved,
+            Turn::Waits if exec.next > first => Progress::Moved,
+            Turn::Waits => progress,
         })
     }
 
@@ -187,29 +205,48 @@ impl<S: Store> Driver<S> {
         written.map_err(|_| ChannelError::Pushbuffer)
     }
 
-    /// Runs words of the segment; true at its end, false at a semaphore.
-    fn run_words(&mut self, run: Run, exec: &mut Exec) -> Result<bool, ChannelError> {
+    /// Runs words of the segment.
+    fn run_words(&mut self, run: Run, exec: &mut Exec) -> Result<Turn, ChannelError> {
         while let Some(&word) = exec.words.get(exec.next) {
+            if !exec.budget.step() {
+                return Ok(Turn::Spent);
+            }
             exec.next += 1;
-            let Some(burst) = exec.burst.as_mut().filter(|burst| !burst.is_over()) else {
-                if let Header::Immediate(methods) = Header::decode(word) {
-                    self.method(run, exec, methods.subchannel, methods.method, methods.count)?;
-                } else if !self.begin(exec, word)? {
-                    return Ok(true);
-                }
-                continue;
-            };
-            let subchannel = burst.subchannel;
-            let method = burst.take().expect("it is not over");
-            self.method(run, exec, subchannel, method, word)?;
-            if let Some(acquire) = exec.waiting {
-                if !self.acquired(run, acquire)? {
-                    return Ok(false);
-                }
-                exec.waiting = None;
+            if let Some(burst) = exec.burst.as_mut().filter(|burst| !burst.is_over()) {
+                let subchannel = burst.subchannel;
+                let method = burst.take().expect("it is not over");
+                self.method(run, exec, subchannel, method, word)?;
+            } else if let Header::Immediate(methods) = Header::decode(word) {
+                self.method(run, exec, methods.subchannel, methods.method, methods.count)?;
+            } else if !self.begin(exec, word)? {
+                return Ok(Turn::Over);
+            }
+            let turn = self.settle(run, exec)?;
+            if turn != Turn::Over {
+                return Ok(turn);
             }
         }
-        Ok(true)
+        Ok(Turn::Over)
+    }
+
+    /// Does what must be over before the next word, as far as it goes now.
+    fn settle(&mut self, run: Run, exec: &mut Exec) -> Result<Turn, ChannelError> {
+        let left = match exec.busy {
+            None => None,
+            Some(Busy::Acquire(acquire)) => {
+                if !self.acquired(run, acquire)? {
+                    return Ok(Turn::Waits);
+                }
+                None
+            }
+            Some(Busy::Copy(at)) => self.copy_on(run, exec, at)?.map(Busy::Copy),
+            Some(Busy::Launch(chain)) => self.launch(run, exec, chain)?.map(Busy::Launch),
+        };
+        exec.busy = left;
+        Ok(match left {
+            None => Turn::Over,
+            Some(_) => Turn::Spent,
+        })
     }
 
     /// Takes a header; false if it ends the segment.
@@ -250,8 +287,10 @@ impl<S: Store> Driver<S> {
         if class::is_compute(bound) {
             exec.compute.set(method, data);
             if method == compute::SEND_SIGNALING_PCAS2_B {
-                let qmd = u64::from(exec.compute.get(compute::SEND_PCAS_A)) << 8;
-                return self.launch(run, qmd);
+                exec.busy = Some(Busy::Launch(Chain {
+                    next: u64::from(exec.compute.get(compute::SEND_PCAS_A)) << 8,
+                    before: 0,
+                }));
             }
             return Ok(());
         }
@@ -316,11 +355,11 @@ impl<S: Store> Driver<S> {
             }
             7 => Err(ChannelError::Pushbuffer),
             _ => {
-                exec.waiting = Some(Acquire {
+                exec.busy = Some(Busy::Acquire(Acquire {
                     address,
                     payload,
                     execute,
-                });
+                }));
                 Ok(())
             }
         }
@@ -341,27 +380,37 @@ impl<S: Store> Driver<S> {
         })
     }
 
-    /// Completes a launch descriptor and those that depend on it. What it would compute is not
-    /// simulated: only what orders work is.
-    fn launch(&mut self, run: Run, qmd: u64) -> Result<(), ChannelError> {
+    /// Completes launch descriptors, each after the one it depends on; what the pass leaves of the
+    /// chain. What they would compute is not simulated: only what orders work is.
+    fn launch(
+        &mut self,
+        run: Run,
+        exec: &mut Exec,
+        mut chain: Chain,
+    ) -> Result<Option<Chain>, ChannelError> {
         let version = match self.config.arch {
             Arch::Ampere | Arch::Ada => QmdVersion::V3,
             Arch::Blackwell => QmdVersion::V5,
         };
-        let mut next = Some(qmd);
-        for _ in 0..CHAIN_MAX {
-            let Some(address) = next else {
-                return Ok(());
-            };
+        while chain.before < CHAIN_MAX {
+            if !exec.budget.step() {
+                return Ok(Some(chain));
+            }
             let mut bytes = vec![0; version.size()];
-            self.gpu_read(run, address, &mut bytes)?;
+            self.gpu_read(run, chain.next, &mut bytes)?;
             for release in version.releases(&bytes) {
                 let time = run.now.to_le_bytes();
                 self.gpu_write(run, release.address + sem::TIMESTAMP_OFFSET, &time)?;
                 self.gpu_write(run, release.address, &release.payload.to_le_bytes())?;
             }
             self.counted.launches += 1;
-            next = version.dependent(&bytes);
+            let Some(next) = version.dependent(&bytes) else {
+                return Ok(None);
+            };
+            chain = Chain {
+                next,
+                before: chain.before + 1,
+            };
         }
         Err(ChannelError::Pushbuffer)
     }

@@ -7,13 +7,14 @@
 //! through a preload library and tests in one process.
 //!
 //! * [`Driver::open`], [`Driver::ioctl`], [`Driver::mmap`] and [`Driver::close`] are the nodes.
-//! * [`Driver::run`] lets the simulated channels run.
+//! * [`Driver::run`] lets the simulated channels run, [`Driver::hear`] looks who has rung.
 //! * [`Driver::live`] counts what is alive, [`Driver::inject`] makes a request fail.
 //!
 //! What it checks, it refuses with the status the real driver gives (open kernel modules; layouts
 //! of releases 570, 580 and 595 by the release configured). What it deliberately leaves out:
 //! privileges, power, partitions, tiled surfaces, and computing: launches complete at once. Time
-//! slices are one ring entry. A doorbell is not needed to be noticed.
+//! slices are one ring entry, or what a pass may do of it. A doorbell is not needed to be noticed,
+//! unless the machine is configured with `doorbell=strict`.
 //!
 //! Requests that the real driver has and this one refuses, each as if it did not exist:
 //!

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vrampager_nv_abi::{Handle, Status, class};
 
-use crate::channel::ChannelId;
+use crate::channel::{Channel, ChannelId};
 use crate::file::Carried;
 use crate::store::{Store, StoreId};
 use crate::vas::VasId;
@@ -330,7 +330,7 @@ impl<S: Store> Driver<S> {
         };
         let mut below: Vec<Handle> = object.children.iter().copied().collect();
         let kind = object.kind.clone();
-        below.extend(self.dependants(client, &kind));
+        below.extend(self.dependants(client, handle, &kind));
         for child in below {
             self.free_tree(client, child);
         }
@@ -338,16 +338,26 @@ impl<S: Store> Driver<S> {
     }
 
     /// Objects of the client that cannot live without an address space or a subcontext.
-    fn dependants(&self, client: Handle, kind: &Kind) -> Vec<Handle> {
-        let Kind::Vaspace(gone) = *kind else {
-            return Vec::new();
+    fn dependants(&self, client: Handle, handle: Handle, kind: &Kind) -> Vec<Handle> {
+        let (gone, share) = match *kind {
+            Kind::Vaspace(vas) => (Some(vas), None),
+            Kind::ContextShare { .. } => (None, Some(handle)),
+            Kind::Virtual { .. }
+            | Kind::Channel(_)
+            | Kind::Group { .. }
+            | Kind::Device { .. }
+            | Kind::Subdevice { .. }
+            | Kind::Usermode(_)
+            | Kind::Memory(_)
+            | Kind::Engine
+            | Kind::Debugger(_) => return Vec::new(),
+        };
+        let depends = |channel: &Channel| {
+            gone == Some(channel.vas) || (share.is_some() && channel.share == share)
         };
         self.handles(client, |object| match object.kind {
-            Kind::Virtual { vas, .. } | Kind::ContextShare { vas } => vas == gone,
-            Kind::Channel(id) => self
-                .channels
-                .get(&id)
-                .is_some_and(|channel| channel.vas == gone),
+            Kind::Virtual { vas, .. } | Kind::ContextShare { vas } => gone == Some(vas),
+            Kind::Channel(id) => self.channels.get(&id).is_some_and(depends),
             Kind::Group { .. }
             | Kind::Device { .. }
             | Kind::Subdevice { .. }

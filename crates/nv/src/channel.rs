@@ -229,6 +229,7 @@ impl Channel {
         let doorbell = device.doorbell.as_ref();
         let doorbell = doorbell.expect("a device that is open has mapped its doorbell");
         doorbell.store_u32(method::DOORBELL, self.token);
+        device.door().rung();
         Ok(())
     }
 

@@ -63,6 +63,10 @@ pub(crate) trait Door: Send + Sync + Debug {
     /// Maps what a file shows, all `len` bytes of it.
     fn mmap(&self, fd: Fd, len: u64) -> Result<Window, Errno>;
 
+    /// Called after a token has been stored to a doorbell: simulated GPUs look, real ones hear the
+    /// store itself.
+    fn rung(&self) {}
+
     /// Lets simulated GPUs run for a moment, in the caller's time.
     fn run(&self) -> Progress;
 }

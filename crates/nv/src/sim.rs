@@ -23,6 +23,8 @@ use crate::pages::Window;
 #[derive(Debug)]
 pub struct SimNodes {
     machine: Mutex<Machine>,
+    /// Spares others the lock at each submission.
+    strict_doorbell: bool,
     start: Instant,
 }
 
@@ -38,6 +40,7 @@ struct Machine {
 
 impl SimNodes {
     pub(crate) fn new(config: Config) -> Self {
+        let strict_doorbell = config.strict_doorbell;
         let machine = Machine {
             driver: Driver::new(config, PageStore::default()),
             files: BTreeMap::new(),
@@ -47,6 +50,7 @@ impl SimNodes {
         };
         Self {
             machine: Mutex::new(machine),
+            strict_doorbell,
             start: Instant::now(),
         }
     }
@@ -201,6 +205,12 @@ impl Door for SimNodes {
         Ok(store
             .window(shown.place.id)
             .part(shown.place.offset, shown.len))
+    }
+
+    fn rung(&self) {
+        if self.strict_doorbell {
+            self.lock().driver.hear();
+        }
     }
 
     fn run(&self) -> Progress {

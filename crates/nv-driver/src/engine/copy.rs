@@ -5,7 +5,7 @@ use vrampager_nv_abi::method::{copy, launch, remap, sem};
 
 use super::{Run, mmu_fault, reduce};
 use crate::Driver;
-use crate::channel::{ChannelError, Exec, Registers};
+use crate::channel::{Busy, ChannelError, CopyAt, Exec, Registers};
 use crate::store::Store;
 use crate::vas::Access;
 
@@ -100,49 +100,80 @@ impl<S: Store> Driver<S> {
         if method != copy::LAUNCH_DMA {
             return Ok(());
         }
-        if data & launch::TRANSFER_MASK != 0 {
-            self.transfer_lines(run, &exec.copy, data)?;
+        if data & launch::TRANSFER_MASK == 0 {
+            return self.copy_semaphore(run, &exec.copy, data);
         }
-        self.copy_semaphore(run, &exec.copy, data)
-    }
-
-    fn transfer_lines(
-        &mut self,
-        run: Run,
-        registers: &Registers,
-        flags: u32,
-    ) -> Result<(), ChannelError> {
-        // Physical addresses and tiled layouts are not simulated.
-        let linear = launch::SRC_PITCH | launch::DST_PITCH;
-        let physical = launch::SRC_PHYSICAL | launch::DST_PHYSICAL;
-        if flags & linear != linear || flags & physical != 0 {
-            return Err(ChannelError::Pushbuffer);
-        }
-        let source = registers.wide(copy::OFFSET_IN_UPPER, copy::OFFSET_IN_LOWER) & ADDRESS_MASK;
-        let destination =
-            registers.wide(copy::OFFSET_OUT_UPPER, copy::OFFSET_OUT_LOWER) & ADDRESS_MASK;
-        let length = registers.get(copy::LINE_LENGTH_IN);
-        let lines = match flags & launch::MULTI_LINE {
-            0 => 1,
-            _ => registers.get(copy::LINE_COUNT),
-        };
-        if lines > LINES_MAX {
-            return Err(ChannelError::Pushbuffer);
-        }
-        for line in 0..u64::from(lines) {
-            let from = source + line * u64::from(registers.get(copy::PITCH_IN));
-            let to = destination + line * u64::from(registers.get(copy::PITCH_OUT));
-            if flags & launch::REMAP == 0 {
-                self.gpu_copy(run, from, to, length.into())?;
-            } else {
-                self.gpu_remap(run, from, to, length as usize, &Remap::of(registers))?;
-            }
-        }
-        self.counted.copies += 1;
+        exec.busy = Some(Busy::Copy(CopyAt::default()));
         Ok(())
     }
 
-    /// Copies a line, cut where either side goes from one mapping to the next.
+    /// Goes on with a launch: as many lines as the pass has left for it, and its semaphore after
+    /// the last one. What is left of it.
+    pub(super) fn copy_on(
+        &mut self,
+        run: Run,
+        exec: &mut Exec,
+        mut at: CopyAt,
+    ) -> Result<Option<CopyAt>, ChannelError> {
+        let flags = exec.copy.get(copy::LAUNCH_DMA);
+        let lines = lines(&exec.copy, flags)?;
+        let remap = (flags & launch::REMAP != 0).then(|| Remap::of(&exec.copy));
+        if remap.as_ref().is_some_and(|how| !how.is_valid()) {
+            return Err(ChannelError::Pushbuffer);
+        }
+        let length = u64::from(exec.copy.get(copy::LINE_LENGTH_IN));
+        while at.line < lines {
+            if !exec.budget.step() {
+                return Ok(Some(at));
+            }
+            at.done += self.copy_line(run, exec, at, remap.as_ref())?;
+            if at.done < length {
+                return Ok(Some(at));
+            }
+            at = CopyAt {
+                line: at.line + 1,
+                done: 0,
+            };
+        }
+        self.counted.copies += 1;
+        self.copy_semaphore(run, &exec.copy, flags)?;
+        Ok(None)
+    }
+
+    /// Copies what is left of a line, or of the pass; how much that was, in bytes or elements.
+    fn copy_line(
+        &mut self,
+        run: Run,
+        exec: &mut Exec,
+        at: CopyAt,
+        remap: Option<&Remap>,
+    ) -> Result<u64, ChannelError> {
+        let registers = &exec.copy;
+        let (line, length) = (u64::from(at.line), registers.get(copy::LINE_LENGTH_IN));
+        let source = registers.wide(copy::OFFSET_IN_UPPER, copy::OFFSET_IN_LOWER) & ADDRESS_MASK;
+        let source = source + line * u64::from(registers.get(copy::PITCH_IN));
+        let target = registers.wide(copy::OFFSET_OUT_UPPER, copy::OFFSET_OUT_LOWER) & ADDRESS_MASK;
+        let target = target + line * u64::from(registers.get(copy::PITCH_OUT));
+        // Bytes of an element at either side.
+        let (read, written) = remap.map_or((1, 1), |how| {
+            (how.source_bytes() as u64, how.destination_bytes() as u64)
+        });
+        let most = exec.budget.bytes / read.max(written);
+        let take = (u64::from(length) - at.done).min(most);
+        let (from, to) = (source + at.done * read, target + at.done * written);
+        match remap {
+            None => self.gpu_copy(run, from, to, take)?,
+            Some(how) => {
+                let elements = usize::try_from(take).expect("fewer than the bytes of a pass");
+                self.gpu_remap(run, from, to, elements, how)?;
+            }
+        }
+        exec.budget.bytes -= take * read.max(written);
+        self.counted.copied_bytes += take * written;
+        Ok(take)
+    }
+
+    /// Copies bytes, cut where either side goes from one mapping to the next.
     fn gpu_copy(&mut self, run: Run, from: u64, to: u64, len: u64) -> Result<(), ChannelError> {
         let mut done = 0;
         while done < len {
@@ -154,7 +185,6 @@ impl<S: Store> Driver<S> {
                 .map_err(|_| mmu_fault(to + done, Access::ReadWrite, fault::PTE))?;
             done += take;
         }
-        self.counted.copied_bytes += len;
         Ok(())
     }
 
@@ -166,9 +196,6 @@ impl<S: Store> Driver<S> {
         elements: usize,
         how: &Remap,
     ) -> Result<(), ChannelError> {
-        if !how.is_valid() {
-            return Err(ChannelError::Pushbuffer);
-        }
         let (source_size, target_size) = (how.source_bytes(), how.destination_bytes());
         let constant = !how.reads_source() && !how.keeps_some();
         let mut source = vec![0; BATCH.min(elements) * source_size];
@@ -195,7 +222,6 @@ impl<S: Store> Driver<S> {
             self.gpu_write(run, at, target)?;
             done += batch;
         }
-        self.counted.copied_bytes += (elements * target_size) as u64;
         Ok(())
     }
 
@@ -228,4 +254,18 @@ impl<S: Store> Driver<S> {
         let new = reduce(flags >> REDUCTION_SHIFT & 0xF, old, payload.into(), signed);
         self.gpu_store(run, address, new.ok_or(ChannelError::Pushbuffer)?, false)
     }
+}
+
+/// Lines of a launch, if it is one that is simulated: physical addresses and tiled layouts are not.
+fn lines(registers: &Registers, flags: u32) -> Result<u32, ChannelError> {
+    let linear = launch::SRC_PITCH | launch::DST_PITCH;
+    let physical = launch::SRC_PHYSICAL | launch::DST_PHYSICAL;
+    let lines = match flags & launch::MULTI_LINE {
+        0 => 1,
+        _ => registers.get(copy::LINE_COUNT),
+    };
+    if flags & linear != linear || flags & physical != 0 || lines > LINES_MAX {
+        return Err(ChannelError::Pushbuffer);
+    }
+    Ok(lines)
 }

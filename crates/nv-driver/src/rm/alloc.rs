@@ -417,6 +417,7 @@ impl<S: Store> Driver<S> {
             client: site.client,
             handle,
             group,
+            share: Some(params.context_share).filter(|&share| share != 0),
             vas,
             ring: params.gpfifo_offset,
             entries,

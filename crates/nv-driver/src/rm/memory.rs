@@ -102,6 +102,7 @@ impl<S: Store> Driver<S> {
             .store
             .create(method::USERMODE_SIZE)
             .map_err(|_| Status::INSUFFICIENT_RESOURCES)?;
+        self.silence(store);
         let aperture = Aperture::Registers(gpu);
         Ok(self.add_mem(host_mem(aperture, store, method::USERMODE_SIZE)))
     }

@@ -11,26 +11,26 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::client::{Client, ENTRIES, Gpu, PUSH, Queue, USERD};
 
-const VA: u64 = 0x20_0000_0000;
-const DATA: u64 = VA + (64 << 20);
-const MIB: u64 = 1 << 20;
+pub(crate) const VA: u64 = 0x20_0000_0000;
+pub(crate) const DATA: u64 = VA + (64 << 20);
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Words for consecutive methods of a subchannel.
-fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
+pub(crate) fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     let count = u32::try_from(data.len()).expect("the test sets this up right");
     let mut words = vec![Header::increasing(subchannel, method, count)];
     words.extend(data);
     words
 }
 
-fn halves(value: u64) -> [u32; 2] {
+pub(crate) fn halves(value: u64) -> [u32; 2] {
     [
         u32::try_from(value >> 32).expect("the test sets this up right"),
         u32::try_from(value & 0xFFFF_FFFF).expect("the test sets this up right"),
     ]
 }
 
-fn bind_copy() -> Vec<u32> {
+pub(crate) fn bind_copy() -> Vec<u32> {
     methods(
         subchannel::COPY,
         host::SET_OBJECT,
@@ -38,14 +38,14 @@ fn bind_copy() -> Vec<u32> {
     )
 }
 
-fn semaphore(address: u64, payload: u64, execute: u32) -> Vec<u32> {
+pub(crate) fn semaphore(address: u64, payload: u64, execute: u32) -> Vec<u32> {
     let [address_hi, address_lo] = halves(address);
     let [payload_hi, payload_lo] = halves(payload);
     let data = [address_lo, address_hi, payload_lo, payload_hi, execute];
     methods(subchannel::HOST, host::SEM_ADDR_LO, &data)
 }
 
-fn copy_line(from: u64, to: u64, len: u32, flags: u32) -> Vec<u32> {
+pub(crate) fn copy_line(from: u64, to: u64, len: u32, flags: u32) -> Vec<u32> {
     let data = [halves(from), halves(to)].concat();
     let mut words = methods(subchannel::COPY, copy::OFFSET_IN_UPPER, &data);
     words.extend(methods(subchannel::COPY, copy::LINE_LENGTH_IN, &[len]));
@@ -55,7 +55,7 @@ fn copy_line(from: u64, to: u64, len: u32, flags: u32) -> Vec<u32> {
 }
 
 /// Puts words behind the others and moves the put pointer; nothing runs yet.
-fn submit(client: &mut Client, queue: &mut Queue, base: u64, words: &[u32]) {
+pub(crate) fn submit(client: &mut Client, queue: &mut Queue, base: u64, words: &[u32]) {
     let at = PUSH + u64::from(queue.put) * 0x1000;
     client.write(queue.ring, at, words.as_bytes());
     let words = u32::try_from(words.len()).expect("the test sets this up right");
@@ -69,7 +69,7 @@ fn submit(client: &mut Client, queue: &mut Queue, base: u64, words: &[u32]) {
     client.write(queue.ring, USERD + userd::GP_PUT, &queue.put.to_le_bytes());
 }
 
-fn machine() -> (Client, Gpu, Queue) {
+pub(crate) fn machine() -> (Client, Gpu, Queue) {
     let mut client = Client::new("");
     let gpu = client.gpu(0);
     let queue = client.queue(gpu, VA);

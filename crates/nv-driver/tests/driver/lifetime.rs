@@ -2,15 +2,14 @@
 
 use std::ops::DerefMut as _;
 
-use vrampager_nv_abi::{Status, class, escape, uvm};
+use vrampager_nv_abi::method::sem;
+use vrampager_nv_abi::{Status, class, ctrl, escape, uvm};
 use vrampager_nv_driver::{Errno, Live, Node};
 use vrampager_nv_probe::{Answer, Nodes as _};
 use zerocopy::FromZeros;
 
+use super::channels::{DATA, MIB, VA, machine, semaphore, submit};
 use super::client::{Client, Gpu};
-
-const VA: u64 = 0x20_0000_0000;
-const MIB: u64 = 1 << 20;
 
 #[test]
 fn memory_lives_until_both_the_resource_manager_and_uvm_let_go_in_either_order() {
@@ -350,4 +349,26 @@ fn after_the_file_that_tied_the_space_to_its_process_is_closed_nothing_new_is_ma
         Err(Answer::Status(Status::PAGE_TABLE_NOT_AVAIL))
     );
     client.uvm_free(VA, MIB).unwrap();
+}
+
+#[test]
+fn freeing_a_subcontext_frees_the_channels_made_in_it_and_no_others() {
+    let (mut client, gpu, mut queue) = machine();
+    let (_, place) = client.buffer(gpu, DATA, MIB);
+    let other = client.queue(gpu, VA + (16 << 20));
+    submit(
+        &mut client,
+        &mut queue,
+        VA,
+        &semaphore(DATA, 5, sem::RELEASE),
+    );
+    client.free(queue.share).unwrap();
+    assert_eq!(client.driver().live().channels, 1);
+    client.driver().run_until_idle(0, 10);
+    assert_eq!(client.read(place, 0), [0; 4], "it has not run");
+    let mut token = ctrl::WorkSubmitToken::new_zeroed();
+    let gone = client.control(queue.channel, ctrl::GET_WORK_SUBMIT_TOKEN, &mut token);
+    assert_eq!(gone, Err(Answer::Status(Status::OBJECT_NOT_FOUND)));
+    let left = client.control(other.channel, ctrl::GET_WORK_SUBMIT_TOKEN, &mut token);
+    assert_eq!(left, Ok(()));
 }

@@ -3,7 +3,9 @@
 mod bad_inputs;
 mod channels;
 mod client;
+mod doorbell;
 mod failures;
 mod garbage;
 mod lifetime;
+mod passes;
 mod versions;

@@ -12,10 +12,10 @@ fn nv(text: &str) -> std::sync::Arc<Nv> {
 }
 
 const MACHINES: [&str; 4] = [
-    "sim,vram=16M,bar1=1M,gpus=2,release=570.144",
-    "sim,vram=16M,bar1=1M,gpus=2,latency=100us",
-    "sim,vram=16M,bar1=1M,gpus=2,release=580.82.07,arch=ampere",
-    "sim,vram=16M,bar1=1M,gpus=3,visible=1:2,release=610.10,arch=blackwell",
+    "sim,vram=16M,bar1=1M,gpus=2,release=570.144,doorbell=strict",
+    "sim,vram=16M,bar1=1M,gpus=2,latency=100us,doorbell=strict",
+    "sim,vram=16M,bar1=1M,gpus=2,release=580.82.07,arch=ampere,doorbell=strict",
+    "sim,vram=16M,bar1=1M,gpus=3,visible=1:2,release=610.10,arch=blackwell,doorbell=strict",
 ];
 
 #[test]

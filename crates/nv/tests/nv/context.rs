@@ -36,7 +36,7 @@ impl Rig {
 }
 
 fn nv() -> Arc<Nv> {
-    let config = "sim,gpus=2,vram=64M".parse().unwrap();
+    let config = "sim,gpus=2,vram=64M,doorbell=strict".parse().unwrap();
     Nv::new(config, &Planes::default()).unwrap()
 }
 

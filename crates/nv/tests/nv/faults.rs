@@ -36,7 +36,9 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let config = "sim,vram=64M,bar1=64M,gpus=2".parse().unwrap();
+        let config = "sim,vram=64M,bar1=64M,gpus=2,doorbell=strict"
+            .parse()
+            .unwrap();
         let nv = Nv::new(config, &Planes::default()).unwrap();
         let gpu = nv.open(DeviceId(0)).unwrap();
         let pages = HostPage::zeroed(usize::try_from(LEN / 4096).unwrap());

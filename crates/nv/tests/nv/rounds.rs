@@ -138,6 +138,23 @@ fn run(gpu: &Gpu, op: Op) {
 }
 
 #[test]
+fn each_channel_rings_with_its_own_token_and_is_heard_though_another_rings_at_once() {
+    let nv = nv("sim,vram=64M,doorbell=strict");
+    let gpu = nv.open(DeviceId(0)).unwrap();
+    let channels = [0; 3].map(|_| gpu.queue.create_channel(ChannelKind::Copy).unwrap());
+    let submit = |channel| {
+        let timeline = gpu.queue.create_timeline().unwrap();
+        let fence = Fence { timeline, value: 1 };
+        gpu.queue.submit(channel, &[Op::Signal(fence)]).unwrap();
+        fence
+    };
+    let wait = |fence| gpu.queue.wait(fence, std::time::Duration::from_secs(1));
+    assert_eq!(wait(submit(channels[0])), Ok(()), "alone");
+    let waited = [channels[1], channels[2]].map(submit).map(wait);
+    assert_eq!(waited, [Ok(()), Ok(())]);
+}
+
+#[test]
 fn a_device_dropped_without_closing_leaves_nothing_in_the_driver() {
     let nv = nv("sim,vram=64M");
     let sim = nv.simulated().unwrap();
