@@ -59,8 +59,8 @@ pub trait Store {
     ///
     /// # Errors
     ///
-    /// [`StoreError::BadAddress`] if adopted pages went away, [`StoreError::Exhausted`] if the memory
-    /// cannot be reached for want of address space.
+    /// [`StoreError::BadAddress`] if adopted pages went away, [`StoreError::Exhausted`] if the
+    /// memory cannot be reached for want of address space.
     fn read(&self, from: Place, into: &mut [u8]) -> Result<(), StoreError>;
 
     /// Writes.

@@ -200,7 +200,8 @@ mod tests {
     #[test]
     fn ranges_that_may_be_written_have_no_gap_and_no_protected_page() {
         let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 rw-s 0 00:00 0 x y\n6000-7000 rwxp 0 0 0\n\
-            8000-9000 r--p 0 0 0\n9000-a000 ---p 0 0 0\na000-b000 -w-p 0 0 0\nb000-c000 rw-p 0 0 0\n";
+            8000-9000 r--p 0 0 0\n9000-a000 ---p 0 0 0\n\
+            a000-b000 -w-p 0 0 0\nb000-c000 rw-p 0 0 0\n";
         for (start, end, mapped) in [
             (0x1000, 0x4000, true),
             (0x2000, 0x3800, true),

@@ -46,8 +46,9 @@ const ALLOWED: [(&str, &[&str]); 19] = [
 
 /// What a crate's tests may use beyond that. Every crate may also depend on itself, to turn on its
 /// own test features.
-const ALLOWED_IN_TESTS: [(&str, &[&str]); 4] = [
+const ALLOWED_IN_TESTS: [(&str, &[&str]); 5] = [
     ("nv-driver", &["nv-probe"]),
+    ("nv-shim", &["nv-probe"]),
     ("core", &["sim"]),
     ("vrampager", &["sim"]),
     ("cli", &["nv-shim"]),
