@@ -123,7 +123,7 @@ fn limits_larger_than_the_device_are_refused_with_its_numbers() {
 
     let refused = open(&sim, limits).unwrap_err();
 
-    let text = "VRAM heap has 4 MiB free, 5 MiB needed";
+    let text = "VRAM heap has 4 MiB free, 5 MiB needed, at create";
     assert_eq!(refused.to_string(), text);
     assert!(refused.leftovers.is_zero());
 }
