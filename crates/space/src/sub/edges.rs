@@ -258,18 +258,13 @@ impl Edges {
     #[inline]
     pub(super) fn home(&self, address: u32) -> Home {
         let (hash, tag) = hash(address);
-        let bucket = self.choose(hash, self.buckets.len());
-        Home { bucket, tag }
-    }
-
-    #[inline]
-    fn choose(&self, hash: u32, buckets: usize) -> usize {
         let wide = (hash & (self.low << 1 | 1)) as usize;
-        if wide < buckets {
+        let bucket = if wide < self.buckets.len() {
             wide
         } else {
             (hash & self.low) as usize
-        }
+        };
+        Home { bucket, tag }
     }
 
     /// Where the edge of a home's address may be.

@@ -374,7 +374,7 @@ impl SubAllocator {
         let floor = bin_of(len);
         let mut near = None;
         if to - from != len {
-            near = self.near(floor, len);
+            near = self.near(floor, len, FAST_TRIES);
         }
         let id = match near {
             Some(id) => id,
@@ -390,18 +390,17 @@ impl SubAllocator {
         Some(self.cut(id, len))
     }
 
-    /// A hole in the bin of a length that is long enough, when there is none in higher bins.
-    #[cold]
-    fn last_resort(&self, floor: u32, len: u32) -> Option<u32> {
-        let mut holes = self.holes.bins.list(floor);
-        holes.find(|(_, hole)| hole.len >= len).map(|(id, _)| id)
-    }
-
     /// One of the newest holes in the bin of a length that is long enough.
     #[inline]
-    fn near(&self, floor: u32, len: u32) -> Option<u32> {
-        let mut near = self.holes.bins.list(floor).take(FAST_TRIES);
+    fn near(&self, floor: u32, len: u32, tries: usize) -> Option<u32> {
+        let mut near = self.holes.bins.list(floor).take(tries);
         near.find(|(_, hole)| hole.len >= len).map(|(id, _)| id)
+    }
+
+    /// A hole of all in the bin of a length, when there is none in higher bins.
+    #[cold]
+    fn last_resort(&self, floor: u32, len: u32) -> Option<u32> {
+        self.near(floor, len, usize::MAX)
     }
 
     fn take_tight(&mut self, len: u32) -> Option<u32> {
