@@ -6,7 +6,7 @@
 )]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "common/rng.rs"]
+#[path = "../src/testing/rng.rs"]
 mod rng;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,7 +1,7 @@
 //! How much host memory records take, at most: the figures of the documentation.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "common/rng.rs"]
+#[path = "../src/testing/rng.rs"]
 mod rng;
 
 use rng::Rng;

@@ -1,5 +1,6 @@
 //! Shared by the integration tests.
 
+#[path = "../../src/testing/rng.rs"]
 mod rng;
 
 pub(crate) use rng::Rng;

@@ -1,6 +1,6 @@
-//! Seeded randomness.
+//! Seeded randomness, also for the integration tests and the benchmarks.
 
-/// splitmix64.
+/// splitmix64: the same numbers from the same seed, whatever crate versions are in use.
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
@@ -15,6 +15,6 @@ impl Rng {
     /// A number below `limit`, which is not 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         let product = u128::from(self.next()) * u128::from(limit);
-        u64::try_from(product >> 64).unwrap()
+        u64::try_from(product >> 64).expect("below a u64")
     }
 }
