@@ -3,7 +3,6 @@
 use alloc::vec::Vec;
 
 use crate::SpaceError;
-use crate::ordered::OrderedMap;
 
 /// The largest dense universe: 2^28 members cost 32 MiB.
 pub(crate) const DENSE_LIMIT: u64 = 1 << 28;
@@ -193,84 +192,6 @@ fn dense(index: u64) -> usize {
 
 fn wide(index: usize) -> u64 {
     index as u64
-}
-
-/// One bit per number, without order: where a search is not needed.
-#[derive(Clone, Debug)]
-pub(crate) enum Flags {
-    Dense(Vec<u64>),
-    Listed(OrderedMap<u64, ()>),
-}
-
-impl Flags {
-    /// All clear over `0..universe`.
-    pub(crate) fn with_bits(universe: u64) -> Result<Self, SpaceError> {
-        zeroes(dense(universe).div_ceil(64)).map(Self::Dense)
-    }
-
-    /// All clear, without memory for those that could be set.
-    pub(crate) const fn with_list() -> Self {
-        Self::Listed(OrderedMap::new())
-    }
-
-    /// Makes sure that one more flag can be set.
-    pub(crate) fn reserve(&mut self) -> Result<(), SpaceError> {
-        match self {
-            Self::Dense(_) => Ok(()),
-            Self::Listed(set) => set.reserve(1),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn set(&mut self, index: u64) {
-        match self {
-            Self::Dense(words) => words[dense(index >> 6)] |= 1 << (index & 63),
-            Self::Listed(set) => set.insert(index, ()),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn get(&self, index: u64) -> bool {
-        match self {
-            Self::Dense(words) => words[dense(index >> 6)] >> (index & 63) & 1 != 0,
-            Self::Listed(set) => set.contains(index),
-        }
-    }
-
-    /// Clears a flag. Returns whether it was set.
-    #[inline]
-    pub(crate) fn take(&mut self, index: u64) -> bool {
-        match self {
-            Self::Dense(words) => {
-                let word = &mut words[dense(index >> 6)];
-                let old = *word;
-                *word = old & !(1 << (index & 63));
-                old != *word
-            }
-            Self::Listed(set) => set.remove(index).is_some(),
-        }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        let (words, set) = match self {
-            Self::Dense(words) => (words.as_slice(), None),
-            Self::Listed(set) => ([].as_slice(), Some(set)),
-        };
-        let bits = words.iter().enumerate().flat_map(|(at, &word)| {
-            (0..64)
-                .filter(move |bit| word >> bit & 1 != 0)
-                .map(move |bit| wide(at) << 6 | bit)
-        });
-        let listed = set.into_iter().flat_map(OrderedMap::iter);
-        bits.chain(listed.map(|(index, ())| index))
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Self::Dense(words) => words.capacity() * size_of::<u64>(),
-            Self::Listed(set) => set.bytes(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -105,12 +105,12 @@ fn a_sub_allocation_costs_at_most_64_bytes() {
 }
 
 #[test]
-fn a_buddy_costs_a_fixed_10_bits_per_chunk() {
+fn a_buddy_costs_a_fixed_11_bits_per_chunk() {
     let mut rng = Rng(2);
     let chunks = 100_000;
     let mut mm = Buddy::new(chunks, 1).unwrap();
     let bytes = mm.metadata_bytes();
-    assert!(bytes as u64 * 8 <= 10 * chunks, "{bytes} bytes");
+    assert!(bytes as u64 * 8 <= 11 * chunks, "{bytes} bytes");
     let mut live: Vec<Block> = Vec::new();
     for _ in 0..20_000 {
         let request = BuddyRequest::new(1 + rng.below(50)).prefer(Content::Cleared);

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use super::blocks::{Blocks, Class, FREE, Node};
+use super::live::Live;
 use crate::SpaceError;
-use crate::bitset::Flags;
 
 /// Which of several equally good chunks to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -502,8 +502,8 @@ impl FreeMap {
     /// First chunk of a free run of `count` chunks that starts at a multiple of `align`, however
     /// the run is made up of blocks.
     ///
-    /// `starts` says which chunks a live block starts at.
-    pub(super) fn find_run(&self, count: u64, align: u64, starts: &Flags) -> Option<u64> {
+    /// `live` are the blocks that are not free.
+    pub(super) fn find_run(&self, count: u64, align: u64, live: &Live) -> Option<u64> {
         // A run of n chunks holds an aligned block of more than n / 4.
         let least = count.ilog2().saturating_sub(1);
         let enough = count.saturating_add(align - 1);
@@ -511,7 +511,7 @@ impl FreeMap {
             self.blocks.at_least(class, least).find_map(|order| {
                 let mut next = self.blocks.next(class, order, 0);
                 while let Some(index) = next {
-                    let (lo, hi) = self.grow(Node { order, index }, (count, enough), starts);
+                    let (lo, hi) = self.grow(Node { order, index }, (count, enough), live);
                     let start = lo.next_multiple_of(align);
                     if start + count <= hi {
                         return Some(start);
@@ -536,10 +536,10 @@ impl FreeMap {
     }
 
     /// The free run around `node`, at least `enough` chunks long unless it ends earlier.
-    fn grow(&self, node: Node, (count, enough): (u64, u64), starts: &Flags) -> (u64, u64) {
+    fn grow(&self, node: Node, (count, enough): (u64, u64), live: &Live) -> (u64, u64) {
         let (mut lo, mut hi) = (node.first(), node.end());
         // Where one free block ends another begins, or a live one.
-        while hi - lo < enough && !starts.get(hi) {
+        while hi - lo < enough && !live.starts(hi) {
             let Some(next) = self.neighbour(hi, |order| hi >> order) else {
                 break;
             };

@@ -1,6 +1,7 @@
 //! Buddy allocator for physical memory.
 
 mod blocks;
+mod live;
 mod map;
 #[cfg(test)]
 mod tests;
@@ -10,8 +11,9 @@ use alloc::vec::Vec;
 use vrampager_addr::Span;
 
 use crate::SpaceError;
-use crate::bitset::{DENSE_LIMIT, Flags};
+use crate::bitset::DENSE_LIMIT;
 use blocks::{Blocks, Class};
+use live::Live;
 use map::{End, Found, FreeMap, SLACK, Search};
 
 /// What a block's bytes hold.
@@ -23,7 +25,8 @@ pub enum Content {
     Cleared,
 }
 
-/// Space handed out by a [`Buddy`]. A copy of the record is not a second block: free it once.
+/// Space handed out by a [`Buddy`]. A copy of the record is not a second block: free it once, and as
+/// it is after the last [trim](Buddy::trim).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Block {
@@ -162,8 +165,7 @@ fn natural_order(count: u64) -> u32 {
 #[derive(Clone, Debug)]
 pub struct Buddy {
     map: FreeMap,
-    /// Chunks at which a live block starts.
-    live: Flags,
+    live: Live,
     /// Blocks that may be listed, in a space that lists them, when all that is live is freed.
     held: usize,
     chunks: u64,
@@ -196,7 +198,7 @@ impl Buddy {
         }
         Ok(Self {
             map: FreeMap::new(chunks, Blocks::with_bitmaps(chunks)?)?,
-            live: Flags::with_bits(chunks + 1)?,
+            live: Live::with_bits(chunks)?,
             held: 0,
             chunks,
             shift,
@@ -207,7 +209,7 @@ impl Buddy {
     fn with_lists(chunks: u64, shift: u32) -> Result<Self, SpaceError> {
         Ok(Self {
             map: FreeMap::new(chunks, Blocks::with_lists())?,
-            live: Flags::with_list(),
+            live: Live::with_list(),
             held: 0,
             chunks,
             shift,
@@ -244,7 +246,7 @@ impl Buddy {
         self.map.largest() << self.shift
     }
 
-    /// Bytes of host memory held for records. They are fixed, ten bits per chunk, in spaces of up
+    /// Bytes of host memory held for records. They are fixed, eleven bits per chunk, in spaces of up
     /// to 2^28 chunks, and at most 8 KiB per block of the most that were ever live in larger ones.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
@@ -303,7 +305,8 @@ impl Buddy {
     /// Gives a live block back, with what it holds.
     ///
     /// # Panics
-    /// When `block` is not live: it was freed before, or is not of this space.
+    /// When `block` is not live: it was freed before, is a copy from before it was trimmed, or is not
+    /// of this space. Nothing has changed then.
     pub fn free(&mut self, block: Block, content: Content) {
         let (first, count) = self.end_life(block);
         self.map.give(first, count, class(content));
@@ -316,7 +319,7 @@ impl Buddy {
     /// [`SpaceError::MetadataExhausted`].
     ///
     /// # Panics
-    /// When `block` is not live.
+    /// As [`free`](Self::free).
     pub fn trim(
         &mut self,
         block: Block,
@@ -376,9 +379,10 @@ impl Buddy {
     #[inline]
     fn end_life(&mut self, block: Block) -> (u64, u64) {
         let (first, count) = (block.offset >> self.shift, block.size >> self.shift);
+        let whole = (block.offset | block.size) & (self.chunk() - 1) == 0;
         let inside = first < self.chunks && count <= self.chunks - first;
         assert!(
-            inside && self.live.take(first),
+            whole && inside && self.live.take(first, count),
             "block {:#x}+{:#x} is not live",
             block.offset,
             block.size
@@ -391,7 +395,7 @@ impl Buddy {
 
     #[inline]
     fn begin_life(&mut self, first: u64, count: u64) {
-        self.live.set(first);
+        self.live.insert(first, count);
         if self.map.is_listed() {
             self.held += self.map.parts(first, count);
         }
@@ -526,6 +530,7 @@ impl Buddy {
         Ok(Some((span.start() >> self.shift, span.end() >> self.shift)))
     }
 
+    #[inline]
     fn adopt(&mut self, first: u64, count: u64, held: Class) -> Block {
         self.begin_life(first, count);
         Block {

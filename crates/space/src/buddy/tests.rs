@@ -79,6 +79,57 @@ fn freeing_a_block_twice_is_a_bug() {
     mm.free(block, Content::Dirty);
 }
 
+/// Whether freeing `block` is refused, and changes nothing.
+fn is_refused(mm: &mut Buddy, block: Block) -> bool {
+    let before = std::format!("{mm:?}");
+    let free = std::panic::AssertUnwindSafe(|| mm.free(block, Content::Dirty));
+    let refused = std::panic::catch_unwind(free).is_err();
+    assert!(!refused || std::format!("{mm:?}") == before);
+    mm.check();
+    refused
+}
+
+#[test]
+fn a_copy_from_before_a_trim_can_not_be_freed() {
+    let lists = Buddy::with_lists(1024, PAGE.ilog2());
+    for mut mm in [Buddy::new(1024 * PAGE, PAGE), lists].map(Result::unwrap) {
+        for (whole, keep) in [(2, 1), (64, 5), (64, 63), (65, 64), (512, 65), (512, 511)] {
+            let old = mm.alloc_one(&pages(whole)).unwrap();
+            let keep = Span::new(old.offset, keep * PAGE).unwrap();
+            let kept = mm.trim(old, keep, Content::Dirty).unwrap();
+            assert!(is_refused(&mut mm, old), "the tail is free");
+            // Then the tail is somebody else's, to the same end.
+            let tail = Span::from_bounds(keep.end(), old.span().end()).unwrap();
+            let tail = mm
+                .alloc_one(&BuddyRequest::new(tail.len()).within(tail))
+                .unwrap();
+            assert!(is_refused(&mut mm, old), "the tail is live");
+            let mut trim = old;
+            trim.size += PAGE;
+            assert!(is_refused(&mut mm, trim), "{trim:?} is no block");
+            trim.size = kept.size - 1;
+            assert!(is_refused(&mut mm, trim), "{trim:?} is no block");
+            mm.free(tail, Content::Dirty);
+            mm.free(kept, Content::Dirty);
+            assert!(is_refused(&mut mm, kept));
+            assert_eq!(mm.free_bytes(), mm.size());
+        }
+    }
+}
+
+#[test]
+fn a_copy_from_before_a_trim_can_not_be_trimmed() {
+    let mut mm = Buddy::new(64 * PAGE, PAGE).unwrap();
+    let old = mm.alloc_one(&pages(8)).unwrap();
+    let kept = mm
+        .trim(old, Span::new(0, PAGE).unwrap(), Content::Dirty)
+        .unwrap();
+    let before = std::format!("{mm:?}");
+    let again = std::panic::AssertUnwindSafe(|| mm.trim(old, kept.span(), Content::Dirty));
+    assert!(std::panic::catch_unwind(again).is_err());
+    assert_eq!(std::format!("{mm:?}"), before);
+}
+
 #[test]
 fn cleared_and_dirty_requests_do_not_mix_while_both_kinds_last() {
     let mut mm = Buddy::new(PAGE << 12, PAGE).unwrap();
