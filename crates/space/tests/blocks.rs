@@ -5,6 +5,7 @@ mod common;
 #[path = "common/growth.rs"]
 mod growth;
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use common::Rng;
@@ -52,7 +53,8 @@ fn the_largest_space_has_order_51_and_gives_that_block() {
 #[test]
 fn one_block_of_each_order_fills_all_roots_of_an_odd_space() {
     let mut mm = Buddy::new(PAGE * ((1 << 17) - 1), PAGE).unwrap();
-    for order in 0..=mm.max_order() {
+    assert_eq!(mm.max_order(), 16);
+    for order in 0..=16 {
         assert_eq!(mm.alloc(&pages(1 << order)).unwrap().len(), 1);
     }
     assert!(is_no_space(&mm.alloc(&pages(1))));
@@ -87,30 +89,27 @@ fn freeing_in_increasing_order_rebuilds_each_order_in_turn() {
 }
 
 #[test]
-fn the_worst_pattern_leaves_half_the_space_free_and_nothing_above_a_page() {
+fn the_worst_pattern_leaves_holes_and_nothing_above_a_page() {
     let mut mm = Buddy::new(PAGE * 8, PAGE).unwrap();
-    let mut kept: Vec<Block> = Vec::new();
+    let block = |order: u32| pages(1 << order).min_block(PAGE << order);
+    let mut blocks: VecDeque<Block> = VecDeque::new();
     let mut holes: Vec<Block> = Vec::new();
-    for top in [3, 2] {
-        // Take one block of each order below the top: it and its last buddy remain.
-        give(&mut mm, kept.drain(..), Content::Dirty);
+    for top in (1..=3).rev() {
+        // The oldest block, of the order that was the top before, makes room for one of each order
+        // below and a page.
+        give(&mut mm, blocks.pop_front(), Content::Dirty);
         for order in (0..top).rev() {
-            kept.extend(mm.alloc(&pages(1 << order)).unwrap());
+            blocks.extend(mm.alloc(&block(order)).unwrap());
         }
-        holes.extend(mm.alloc(&pages(1)).unwrap());
-        assert!(
-            is_no_space(&mm.alloc(&pages(1 << top).contiguous())),
-            "order {top}"
-        );
+        holes.extend(mm.alloc(&block(0)).unwrap());
+        assert_eq!(mm.free_bytes(), 0);
+        assert!(is_no_space(&mm.alloc(&block(top))), "order {top}");
     }
-    give(&mut mm, kept, Content::Dirty);
     give(&mut mm, holes, Content::Dirty);
-    let mut all: Vec<Block> = (0..8).flat_map(|_| mm.alloc(&pages(1)).unwrap()).collect();
-    all.sort_unstable_by_key(|block| block.offset);
-    give(&mut mm, all.into_iter().step_by(2), Content::Dirty);
-    assert_eq!(mm.free_bytes(), 4 * PAGE);
+    assert_eq!((mm.free_bytes(), mm.largest_free()), (3 * PAGE, PAGE));
     for order in 1..=3 {
-        assert!(is_no_space(&mm.alloc(&pages(1 << order).contiguous())));
+        assert!(is_no_space(&mm.alloc(&block(order))), "order {order}");
+        assert!(is_no_space(&mm.alloc(&block(order).contiguous())));
     }
     mm.check();
 }
@@ -217,21 +216,27 @@ fn reset_declares_all_free_space_dirty_or_clear() {
     mm.check();
 }
 
+/// A space of several roots, of the chunks that fit into less than 8 MiB: 4 KiB to 1 MiB long.
+fn odd_space(rng: &mut Rng) -> Buddy {
+    let chunk = PAGE << rng.below(9);
+    let mm = Buddy::new(8 * MIB - 1, chunk).unwrap();
+    assert_eq!(mm.size(), (8 * MIB - 1) / chunk * chunk);
+    mm
+}
+
 #[test]
 fn a_biased_request_stays_in_its_window_and_fills_it() {
     let mut rng = Rng(9);
     for round in 0..20 {
-        let ps = PAGE << rng.below(9);
-        let size = (8 * MIB - 1) / ps * ps;
-        let mut mm = Buddy::new(size, PAGE).unwrap();
-        let biases = size / MIB;
-        for index in rng.shuffled(biases) {
+        let mut mm = odd_space(&mut rng);
+        let ps = mm.chunk();
+        for index in rng.shuffled(mm.size() / MIB) {
             let bias = span(index * MIB, MIB);
             let fit = |size: u64, min: u64| BuddyRequest::new(size).within(bias).min_block(min);
             assert!(mm.alloc(&fit(MIB + ps, MIB)).is_err());
             assert!(mm.alloc(&fit(MIB + ps, ps)).is_err());
-            let shifted = span(index * MIB + ps.min(MIB / 2), MIB - ps.min(MIB / 2));
-            let late = BuddyRequest::new(MIB).within(shifted).min_block(MIB);
+            let late = Span::from_bounds(bias.start() + ps, bias.end()).unwrap();
+            let late = BuddyRequest::new(MIB).within(late).min_block(MIB);
             assert!(
                 mm.alloc(&late).is_err(),
                 "round {round}: a late start leaves too little"
@@ -247,42 +252,61 @@ fn a_biased_request_stays_in_its_window_and_fills_it() {
             assert_eq!((trimmed.len(), total(&trimmed)), (1, ps));
             give(&mut mm, trimmed, Content::Dirty);
             let mut left = MIB;
-            let mut mine = Vec::new();
             while left > 0 {
-                let part = (1 + rng.below(left / PAGE)) * PAGE;
-                let got = mm.alloc(&fit(part, PAGE)).unwrap();
+                assert!(
+                    mm.alloc(&fit(left + ps, ps)).is_err(),
+                    "more than the remainder"
+                );
+                let part = (1 + rng.below(left / ps)) * ps;
+                let got = mm.alloc(&fit(part, ps)).unwrap();
                 assert!(got.iter().all(|block| bias.covers(block.span())));
-                mine.extend(got);
                 left -= part;
             }
-            assert!(is_no_space(&mm.alloc(&fit(PAGE, PAGE))));
+            assert!(is_no_space(&mm.alloc(&fit(ps, ps))));
         }
         mm.check();
     }
 }
 
 #[test]
-fn a_growing_window_is_filled_to_the_last_page() {
+fn a_growing_window_is_filled_to_the_last_chunk() {
     let mut rng = Rng(10);
-    let mut mm = Buddy::new(8 * MIB - 12 * PAGE, PAGE).unwrap();
-    let (mut lo, mut hi) = (4 * MIB, 4 * MIB);
-    while mm.free_bytes() > 0 {
-        lo -= (1 + rng.below(64)).min(lo / PAGE) * PAGE;
-        hi += ((1 + rng.below(64)) * PAGE).min(mm.size() - hi);
-        let window = Span::from_bounds(lo, hi).unwrap();
-        while mm.alloc(&pages(1).within(window)).is_ok() {}
-        mm.check();
+    for _ in 0..20 {
+        let mut mm = odd_space(&mut rng);
+        let ps = mm.chunk();
+        let first = rng.below(mm.size() / ps) * ps;
+        let (mut lo, mut hi, mut left) = (first, first, 0);
+        while mm.free_bytes() > 0 {
+            let steps = |rng: &mut Rng, most: u64| rng.below(most / ps + 1) * ps;
+            let (down, up) = (steps(&mut rng, lo), steps(&mut rng, mm.size() - hi));
+            (lo, hi, left) = (lo - down, hi + up, left + down + up);
+            let window = span(lo, hi - lo);
+            while left > 0 {
+                let part = (1 + rng.below(left / ps)) * ps;
+                let got = mm.alloc(&BuddyRequest::new(part).within(window)).unwrap();
+                assert!(got.iter().all(|block| window.covers(block.span())));
+                left -= part;
+            }
+            mm.check();
+        }
+        assert!(is_no_space(&mm.alloc(&BuddyRequest::new(ps))));
     }
-    assert!(is_no_space(&mm.alloc(&pages(1))));
 }
 
 #[test]
 fn a_clear_request_is_served_dirty_where_nothing_is_clear() {
-    let mut mm = Buddy::new(2 * MIB, PAGE).unwrap();
-    let got = mm
-        .alloc(&pages(7).prefer(Content::Cleared).within(span(0, MIB)))
-        .unwrap();
-    assert!(got.iter().all(|block| block.content == Content::Dirty));
+    let mut rng = Rng(13);
+    for _ in 0..20 {
+        let mut mm = odd_space(&mut rng);
+        let window = span(0, MIB);
+        let request = BuddyRequest::new(mm.chunk()).within(window);
+        let mut count = 0;
+        while let Ok(got) = mm.alloc(&request.prefer(Content::Cleared)) {
+            assert!(got.iter().all(|block| block.content == Content::Dirty));
+            count += 1;
+        }
+        assert_eq!(count, MIB / mm.chunk());
+    }
 }
 
 #[test]
@@ -290,13 +314,12 @@ fn exact_requests_get_exactly_their_bytes_or_say_why_not() {
     // 15 MiB: roots of 8, 4, 2 and 1 MiB.
     let mut mm = Buddy::new(15 * MIB, PAGE).unwrap();
     let exact = |start, len| BuddyRequest::new(len).within(span(start, len));
-    for quarter in 0..3 {
-        let got = mm.alloc(&exact(quarter * 5 * MIB, MIB)).unwrap();
-        assert_eq!((got[0].offset, total(&got)), (quarter * 5 * MIB, MIB));
-        assert!(
-            is_no_space(&mm.alloc(&exact(quarter * 5 * MIB, MIB))),
-            "occupied"
-        );
+    let part = 15 * MIB / 4;
+    for quarter in 0..4 {
+        let got = mm.alloc(&exact(quarter * part, part)).unwrap();
+        assert_eq!((got[0].offset, total(&got)), (quarter * part, part));
+        let again = mm.alloc(&exact(quarter * part, part));
+        assert!(is_no_space(&again), "occupied");
         give(&mut mm, got, Content::Dirty);
     }
     let across = mm.alloc(&exact(7 * MIB, 7 * MIB)).unwrap();
@@ -322,17 +345,19 @@ fn exact_requests_get_exactly_their_bytes_or_say_why_not() {
 fn random_exact_slices_cover_the_space_once() {
     let mut rng = Rng(11);
     let mut mm = Buddy::new(15 * MIB, PAGE).unwrap();
-    let mut cuts: Vec<u64> = (0..15)
-        .map(|_| 1 + rng.below(15 * MIB / PAGE - 1))
-        .collect();
+    let mut cuts = rng.shuffled(15 * MIB / PAGE - 1)[..15].to_vec();
+    cuts.iter_mut().for_each(|cut| *cut += 1);
     cuts.extend([0, 15 * MIB / PAGE]);
     cuts.sort_unstable();
-    cuts.dedup();
-    let mut slices: Vec<_> = cuts
+    let slices: Vec<_> = cuts
         .windows(2)
         .map(|pair| (pair[0], pair[1] - pair[0]))
         .collect();
-    slices.sort_unstable_by_key(|&(start, _)| start.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    assert_eq!(slices.len(), 16);
+    let order = rng.shuffled(16);
+    let slices = order
+        .into_iter()
+        .map(|n| slices[usize::try_from(n).unwrap()]);
     for (start, count) in slices {
         let got = mm
             .alloc(&pages(count).within(span(start * PAGE, count * PAGE)))

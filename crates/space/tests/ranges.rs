@@ -72,33 +72,49 @@ fn debug_output_shows_ranges_and_holes_in_address_order() {
 fn reservations_beyond_the_space_or_empty_are_refused() {
     for size in awkward_sizes() {
         let end = 1024 * size;
-        let mut mm = space(0, end);
-        for (start, len) in [(0, 0), (end, 0), (size, 0), (end - 1, 0)] {
-            assert!(
-                mm.reserve(span(start, len), 0).is_err(),
-                "empty at {start:#x}"
-            );
-        }
-        let outside = [
+        // Negative starts and lengths wrap around.
+        let minus = u64::wrapping_neg;
+        let seventeen = [
+            (0, 0),
+            (minus(size), 0),
+            (size, 0),
+            (end, 0),
+            (minus(size), size),
+            (minus(size), minus(size)),
+            (minus(size), 2 * size),
+            (0, minus(size)),
+            (size, minus(size)),
             (end, size),
-            (end, end / 2),
-            (end - size, size + 1),
-            (0, end + 1),
-            (1, end),
+            (end, minus(size)),
+            (end, end),
+            (end, minus(end)),
+            (end + size, size),
+            (end + size, minus(size)),
+            (end + size, end),
+            (end + size, minus(end)),
         ];
-        for (start, len) in outside {
-            let result = mm.reserve(span(start, len), 0);
-            assert_eq!(result, Err(SpaceError::OutOfRange { start, len }));
+        let across = [(end - size, size + 1), (0, end + 1), (1, end), (end - 1, 0)];
+        let mut full = space(0, end);
+        full.reserve(full.span(), 0).unwrap();
+        for mut mm in [space(0, end), full] {
+            let before = mm.free_bytes();
+            for (start, len) in seventeen.into_iter().chain(across) {
+                let Some(wanted) = Span::new(start, len) else {
+                    // It can't even be written down.
+                    assert!(start.checked_add(len).is_none());
+                    continue;
+                };
+                let expected = match len {
+                    0 => SpaceError::Invalid {
+                        argument: "size",
+                        value: 0,
+                    },
+                    _ => SpaceError::OutOfRange { start, len },
+                };
+                assert_eq!(mm.reserve(wanted, 0), Err(expected), "{wanted} of {end:#x}");
+            }
+            assert_eq!((mm.free_bytes(), mm.span().end()), (before, end));
         }
-        // Negative and wrapping requests can't be written down as a span at all.
-        for (start, len) in [
-            (u64::MAX, size),
-            (size, u64::MAX),
-            (u64::MAX - size + 1, size),
-        ] {
-            assert_eq!(Span::new(start, len), None);
-        }
-        assert_eq!(mm.free_bytes(), end);
     }
 }
 
@@ -174,21 +190,28 @@ fn insertion_fills_the_space_completely_and_refills_what_is_removed() {
 
 #[test]
 fn replacing_a_range_keeps_its_place_and_hands_over_its_colour() {
-    let mut mm = space(0, 4096);
-    mm.reserve(span(1024, 512), 7).unwrap();
-    assert_eq!(mm.replace(1024, 9), Ok(Some(7)));
-    assert_eq!(
-        mm.find(1100).map(|range| (range.span, range.color)),
-        Some((span(1024, 512), 9))
-    );
-    assert_eq!(mm.replace(1025, 1), Ok(None));
-    mm.check();
+    for (size, mode) in awkward_sizes().flat_map(|size| MODES.map(|mode| (size, mode))) {
+        let count = 1024;
+        let mut mm = space(0, count * size);
+        let request = RangeRequest::new(size).mode(mode).color(7);
+        for _ in 0..count {
+            let got = mm.insert(&request).unwrap();
+            assert_eq!(mm.replace(got.start(), 9), Ok(Some(7)));
+            let now = mm
+                .find(got.end() - 1)
+                .map(|range| (range.span, range.color));
+            assert_eq!(now, Some((got, 9)));
+            assert_eq!(mm.replace(got.start() + 1, 1), Ok(None));
+        }
+        assert!(mm.ranges().all(|range| range.color == 9));
+        assert_contiguous(&mm, count, size);
+    }
 }
 
 #[test]
 fn limited_insertion_fills_exactly_the_whole_slots_inside_the_limits() {
     for p in PRIMES.into_iter().take_while(|&p| p < 50) {
-        let (count, size) = (if p < 20 { 8192 } else { 512 }, 1_u64 << p);
+        let (count, size) = (8192, 1_u64 << p);
         let max = count * size;
         let limits = [
             (0, max),
@@ -239,11 +262,12 @@ fn insertion_outside_the_space_is_refused() {
 fn every_prime_alignment_is_kept_in_every_mode() {
     for mode in MODES {
         let mut mm = space(1, u64::MAX - 2);
-        for pair in PRIMES.windows(2) {
+        let next = PRIMES.into_iter().skip(1).chain([131]);
+        for (align, size) in PRIMES.into_iter().zip(next) {
             let got = mm
-                .insert(&RangeRequest::new(pair[1]).align(pair[0]).mode(mode))
+                .insert(&RangeRequest::new(size).align(align).mode(mode))
                 .unwrap();
-            assert_eq!(got.start() % pair[0], 0);
+            assert_eq!(got.start() % align, 0);
         }
         mm.check();
     }
@@ -278,21 +302,15 @@ fn top_down_and_bottom_up_insertion_leave_one_hole_and_refill_from_their_end() {
         let mut mm = space(0, count * size);
         let request = RangeRequest::new(size).mode(mode);
         for n in 1..=count {
-            mm.insert(&request).unwrap();
-            if n % 64 != 0 {
-                continue;
-            }
-            let hole = mm
-                .holes()
-                .next()
-                .map_or((0, 0), |hole| (hole.start(), hole.len()));
+            let got = mm.insert(&request).unwrap();
             let left = (count - n) * size;
-            let start = if mode == Mode::Low && left > 0 {
-                n * size
-            } else {
-                0
-            };
-            assert_eq!(hole, (start, left));
+            // As long as all that is free: there is one hole.
+            assert_eq!((mm.free_bytes(), mm.largest_hole()), (left, left));
+            let down = mode == Mode::High;
+            let hole = if down { 0 } else { n * size };
+            assert_eq!(got.start(), if down { left } else { hole - size });
+            let behind = mm.first_at_or_after(hole).map(|range| range.span.start());
+            assert_eq!(behind, down.then_some(left), "no range is in the hole");
         }
         let order = Rng(3).shuffled(count);
         for group in PRIMES {
@@ -378,15 +396,49 @@ fn evict_and_restore(mm: &mut RangeAllocator, order: &[u64], request: RangeReque
 
 #[test]
 fn scanning_without_evicting_changes_nothing() {
-    let mm = full_of_units(64);
+    let count = 8192;
+    let mm = full_of_units(count);
     let before = format!("{mm:?}");
-    let mut scan = mm.eviction_scan(&RangeRequest::new(65)).unwrap();
-    for start in Rng(4).shuffled(64) {
-        assert_eq!(scan.add(start, 1), Ok(false));
+    let mut scan = mm.eviction_scan(&RangeRequest::new(1)).unwrap();
+    for start in Rng(4).shuffled(count) {
+        assert_eq!(scan.add(start, 1), Ok(true));
     }
-    assert_eq!(scan.first(), Ok(None));
-    assert_eq!(scan.cheapest(), Ok(None));
+    assert!(scan.first().unwrap().is_some());
+    let mut hopeless = mm.eviction_scan(&RangeRequest::new(count + 1)).unwrap();
+    for start in Rng(4).shuffled(count) {
+        assert_eq!(hopeless.add(start, 1), Ok(false));
+    }
+    assert_eq!(hopeless.first(), Ok(None));
+    assert_eq!(hopeless.cheapest(), Ok(None));
     assert_eq!(format!("{mm:?}"), before);
+    assert_contiguous(&mm, count, 1);
+}
+
+#[test]
+fn evicting_everything_leaves_one_hole() {
+    let count = 8192;
+    let mut mm = full_of_units(count);
+    let order = Rng(8).shuffled(count);
+    let mut scan = mm.eviction_scan(&RangeRequest::new(count)).unwrap();
+    for (number, &start) in (1..).zip(&order) {
+        assert_eq!(
+            scan.add(start, 1),
+            Ok(number == count),
+            "the last is needed too"
+        );
+    }
+    let Eviction { place, victims, .. } = scan.first().unwrap().unwrap();
+    let undone = victims.iter().map(|victim| victim.start());
+    assert!(
+        undone.eq(order.into_iter().rev()),
+        "the last added comes first"
+    );
+    for victim in victims {
+        mm.remove(victim.start()).unwrap();
+    }
+    assert_eq!(mm.holes().collect::<Vec<_>>(), [place]);
+    assert_eq!(place, mm.span());
+    mm.check();
 }
 
 #[test]
@@ -514,56 +566,87 @@ fn neighbours_of_different_colour_keep_their_gap() {
     }
 }
 
-#[test]
-fn eviction_counts_neighbours_that_stand_too_close() {
-    let count = 8192_u64;
+/// 8192 units, each of another colour, with the gaps between them and nothing else.
+fn full_of_colours() -> (RangeAllocator, Vec<u64>) {
+    let count = 8192;
     let mut mm = RangeAllocator::with_gap(span(0, count * 2 - 1), one_unit_gap);
     for n in 0..count {
         mm.reserve(span(n * 2, 1), u32::try_from(n).unwrap())
             .unwrap();
     }
-    let order: Vec<u64> = Rng(7).shuffled(count).into_iter().map(|n| n * 2).collect();
-    let mut evict = |request: RangeRequest| {
-        let request = request.color(u32::MAX);
-        let mut scan = mm.eviction_scan(&request).unwrap();
-        assert!(order.iter().any(|&start| scan.add(start, 1).unwrap()));
-        let Eviction { place, victims, .. } = scan.first().unwrap().unwrap();
-        let old: Vec<_> = victims
-            .iter()
-            .map(|span| mm.find(span.start()).unwrap())
-            .collect();
-        for victim in &victims {
-            mm.remove(victim.start()).unwrap();
-        }
-        let got = mm
-            .insert(&request)
-            .expect("the victims made room with its gaps");
-        assert_eq!(got, place);
-        for near in [got.start().checked_sub(1), Some(got.end())] {
-            let neighbour = near.and_then(|at| mm.find(at));
-            assert_eq!(neighbour, None, "{got} touches another");
-        }
-        mm.remove(got.start()).unwrap();
-        for range in old {
-            mm.reserve(range.span, range.color).unwrap();
-        }
-        got
-    };
-    let within = span(4096, 8192);
+    let order = Rng(7).shuffled(count).into_iter().map(|n| n * 2).collect();
+    (mm, order)
+}
+
+/// Scans for a request of another colour, evicts, inserts, and puts the victims back.
+fn evict_colours(mm: &mut RangeAllocator, order: &[u64], request: RangeRequest) -> Span {
+    let request = request.color(u32::MAX);
+    let mut scan = mm.eviction_scan(&request).unwrap();
+    assert!(order.iter().any(|&start| scan.add(start, 1).unwrap()));
+    let Eviction { place, victims, .. } = scan.first().unwrap().unwrap();
+    let old: Vec<_> = victims
+        .iter()
+        .map(|span| mm.find(span.start()).unwrap())
+        .collect();
+    for victim in &victims {
+        mm.remove(victim.start()).unwrap();
+    }
+    let got = mm
+        .insert(&request)
+        .expect("the victims made room with its gaps");
+    assert_eq!(got, place);
+    for near in [got.start().checked_sub(1), Some(got.end())] {
+        let neighbour = near.and_then(|at| mm.find(at));
+        assert_eq!(neighbour, None, "{got} touches another");
+    }
+    mm.remove(got.start()).unwrap();
+    for range in old {
+        mm.reserve(range.span, range.color).unwrap();
+    }
+    got
+}
+
+#[test]
+fn eviction_counts_neighbours_that_stand_too_close() {
+    let (mut mm, order) = full_of_colours();
     for mode in [Mode::Low, Mode::High] {
-        for bit in 0..14 {
-            evict(RangeRequest::new(1 << bit).mode(mode));
+        for bit in 0..=13 {
+            evict_colours(&mut mm, &order, RangeRequest::new(1 << bit).mode(mode));
         }
-        for bit in 0..13 {
-            evict(RangeRequest::new(4096).align(1 << bit).mode(mode));
-            let limited = RangeRequest::new(1 << bit).within(within).mode(mode);
-            assert!(within.covers(evict(limited)));
+        for bit in 0..=12 {
+            let request = RangeRequest::new(4096).align(1 << bit).mode(mode);
+            let got = evict_colours(&mut mm, &order, request);
+            assert_eq!(got.start() % (1 << bit), 0);
         }
         for n in PRIMES {
             let request = RangeRequest::new((8192 - n).div_ceil(2)).align(n);
-            assert_eq!(evict(request.mode(mode)).start() % n, 0);
+            let got = evict_colours(&mut mm, &order, request.mode(mode));
+            assert_eq!(got.start() % n, 0);
+        }
+    }
+    mm.check();
+}
+
+#[test]
+fn limited_eviction_counts_neighbours_that_stand_too_close() {
+    let (mut mm, order) = full_of_colours();
+    let within = span(4096, 8192);
+    let mut evict = |request: RangeRequest| {
+        let got = evict_colours(&mut mm, &order, request.within(within));
+        assert!(within.covers(got), "{request:?}");
+        got.start()
+    };
+    for mode in [Mode::Low, Mode::High] {
+        for bit in 0..=12 {
+            evict(RangeRequest::new(1 << bit).mode(mode));
+        }
+        for bit in 0..=11 {
+            let start = evict(RangeRequest::new(2048).align(1 << bit).mode(mode));
+            assert_eq!(start % (1 << bit), 0);
+        }
+        for n in PRIMES {
             let request = RangeRequest::new((4096 - n).div_ceil(2)).align(n);
-            assert!(within.covers(evict(request.mode(mode).within(within))));
+            assert_eq!(evict(request.mode(mode)) % n, 0);
         }
     }
     mm.check();
