@@ -58,11 +58,15 @@ impl BitTree {
 
     #[inline]
     pub(crate) fn contains(&self, index: u64) -> bool {
+        #[cfg(test)]
+        crate::testing::step();
         self.words[dense(index >> 6)] >> (index & 63) & 1 != 0
     }
 
     #[inline]
     pub(crate) fn insert(&mut self, index: u64) {
+        #[cfg(test)]
+        crate::testing::step();
         let mut index = dense(index);
         self.low = self.low.min(index);
         for &start in &self.starts[..self.depth] {
@@ -79,6 +83,8 @@ impl BitTree {
     /// Removes a member. Returns whether the set is empty afterwards.
     #[inline]
     pub(crate) fn remove(&mut self, index: u64) -> bool {
+        #[cfg(test)]
+        crate::testing::step();
         let mut index = dense(index);
         for &start in &self.starts[..self.depth] {
             let word = &mut self.words[start + (index >> 6)];
@@ -126,6 +132,8 @@ impl BitTree {
 
     /// The smallest member at or above `from`.
     pub(crate) fn next(&self, from: u64) -> Option<u64> {
+        #[cfg(test)]
+        crate::testing::step();
         let mut from = usize::try_from(from).ok()?;
         for level in 0..self.depth {
             let at = from >> 6;
@@ -143,6 +151,8 @@ impl BitTree {
 
     /// The greatest member at or below `from`.
     pub(crate) fn prev(&self, from: u64) -> Option<u64> {
+        #[cfg(test)]
+        crate::testing::step();
         let last = (self.level_len(0) << 6) - 1;
         let mut from = usize::try_from(from).map_or(last, |from| from.min(last));
         for level in 0..self.depth {

@@ -146,6 +146,8 @@ impl<K: Copy + Default + Ord, V: Copy + Default> OrderedMap<K, V> {
     }
 
     fn node(&self, at: u32) -> &Node<K, V> {
+        #[cfg(test)]
+        crate::testing::step();
         &self.nodes[at as usize]
     }
 

@@ -2,11 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
-#[path = "common/growth.rs"]
-mod growth;
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use common::Rng;
 use vrampager_addr::Span;
@@ -420,27 +417,6 @@ fn mixed_alignments_leave_a_consistent_space() {
         }
         mm.check();
     }
-}
-
-#[test]
-fn twice_the_spaced_small_blocks_take_at_most_four_times_as_long() {
-    // 4 GiB of 8 KiB blocks at 64 KiB spacing: the kernel's sorted lists were quadratic here.
-    let spaced = BuddyRequest::new(8192).align(64 << 10).contiguous();
-    let bounded = growth::is_bounded(4, || {
-        let fill_and_empty = |size: u64| {
-            let mut mm = Buddy::new(size, PAGE).unwrap();
-            let begin = Instant::now();
-            let all: Vec<Block> = (0..size >> 16)
-                .map(|_| mm.alloc_one(&spaced).unwrap())
-                .collect();
-            assert!(mm.alloc_one(&spaced).is_err());
-            give(&mut mm, all, Content::Dirty);
-            assert_eq!(mm.largest_free(), mm.size());
-            begin.elapsed()
-        };
-        (fill_and_empty(2 * GIB), fill_and_empty(4 * GIB))
-    });
-    assert!(bounded);
 }
 
 #[test]

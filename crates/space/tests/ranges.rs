@@ -2,10 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
-#[path = "common/growth.rs"]
-mod growth;
-
-use std::time::Instant;
 
 use common::Rng;
 use vrampager_addr::Span;
@@ -337,31 +333,6 @@ fn an_edge_hole_that_is_too_small_does_not_stop_lowest_or_highest() {
         mm.reserve(span(5, 1), 0).unwrap();
         let got = mm.insert(&RangeRequest::new(2).mode(mode).once()).unwrap();
         assert!(span(2, 3).covers(got));
-    }
-}
-
-#[test]
-fn twice_the_insertions_into_a_fragmented_space_take_at_most_four_times_as_long() {
-    // 10 000 holes of 4 KiB can't hold 8 KiB: each search passes over them.
-    for mode in [Mode::Low, Mode::High] {
-        let bounded = growth::is_bounded(4, || {
-            let mut mm = space(1, u64::MAX - 2);
-            let page = RangeRequest::new(4096).mode(mode);
-            let starts: Vec<u64> = (0..10_000)
-                .map(|_| mm.insert(&page).unwrap().start())
-                .collect();
-            for start in starts.iter().step_by(2) {
-                mm.remove(*start).unwrap();
-            }
-            let double = RangeRequest::new(8192).mode(mode);
-            let mut insert = |count| {
-                let begin = Instant::now();
-                (0..count).for_each(|_| assert!(mm.insert(&double).is_ok()));
-                begin.elapsed()
-            };
-            (insert(10_000), insert(20_000))
-        });
-        assert!(bounded, "{mode:?}");
     }
 }
 

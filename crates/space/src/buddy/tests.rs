@@ -2,7 +2,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
-use crate::testing::Rng;
+use crate::testing::{Rng, assert_subquadratic};
 
 const PAGE: u64 = 4096;
 
@@ -335,4 +335,23 @@ fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
     }
     mm.check();
     assert_eq!(mm.free_bytes(), mm.size());
+}
+
+#[test]
+fn spaced_small_blocks_take_no_longer_for_being_many() {
+    // 4 GiB of 8 KiB blocks at 64 KiB spacing: the kernel's sorted lists were quadratic here.
+    let spaced = BuddyRequest::new(8192).align(64 << 10).contiguous();
+    type Make = fn(u64) -> Result<Buddy, SpaceError>;
+    let bits: Make = |count| Buddy::new(count << 16, PAGE);
+    let lists: Make = |count| Buddy::with_lists(count << 4, PAGE.ilog2());
+    for (make, smallest) in [(bits, 1 << 12), (lists, 1 << 9)] {
+        let fill_and_empty = |mm: &mut Buddy, count: u64| {
+            let all: Vec<Block> = (0..count).map(|_| mm.alloc_one(&spaced).unwrap()).collect();
+            assert!(mm.alloc_one(&spaced).is_err());
+            all.into_iter()
+                .for_each(|block| mm.free(block, Content::Dirty));
+            assert_eq!(mm.largest_free(), mm.size());
+        };
+        assert_subquadratic(smallest, |count| make(count).unwrap(), fill_and_empty);
+    }
 }

@@ -240,6 +240,8 @@ impl HoleIndex {
     fn list(&self, bin: u32) -> impl Iterator<Item = Entry> + '_ {
         let mut id = self.heads[bin as usize];
         core::iter::from_fn(move || {
+            #[cfg(test)]
+            crate::testing::step();
             let entry = *self.entries.get(id as usize).filter(|_| id != NONE)?;
             id = entry.next;
             Some(entry)
@@ -297,6 +299,8 @@ impl HoleIndex {
         let mut id = self.entries[NONE as usize].older;
         core::iter::from_fn(move || {
             loop {
+                #[cfg(test)]
+                crate::testing::step();
                 let entry = *self.entries.get(id as usize).filter(|_| id != NONE)?;
                 id = entry.older;
                 if entry.len >= size {

@@ -97,6 +97,8 @@ impl Inner {
 
     #[inline]
     pub(super) fn child(&self, at: usize) -> u32 {
+        #[cfg(test)]
+        crate::testing::step();
         self.children[at % FANOUT]
     }
 
@@ -109,6 +111,8 @@ impl Inner {
     /// The child that holds `address`.
     #[inline]
     pub(super) fn rank(&self, address: u64) -> usize {
+        #[cfg(test)]
+        crate::testing::step();
         let block = rank(&self.coarse, address);
         block * BLOCK + rank(&self.keys[block], address)
     }
@@ -168,6 +172,8 @@ impl Inner {
         wanted: Wanted,
         from: Side,
     ) -> Option<usize> {
+        #[cfg(test)]
+        crate::testing::step();
         let mut blocks = at_least(&self.best, wanted.code);
         while let Some(block) = nearest(blocks, from) {
             blocks &= !(1 << block);

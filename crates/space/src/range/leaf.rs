@@ -107,6 +107,8 @@ impl Leaf {
     /// Comparisons in three rounds (3, 3, 1), in each of which none waits for another.
     #[inline]
     pub(super) fn rank(&self, address: u64) -> usize {
+        #[cfg(test)]
+        crate::testing::step();
         let offset = (address - self.base).min(REACH) as i32;
         let below = |at: usize| usize::from(self.starts[at] <= offset);
         let at = 8 * (below(8) + below(16) + below(24));
@@ -134,6 +136,8 @@ impl Leaf {
 
     #[inline]
     pub(super) fn get(&self, at: usize) -> Segment {
+        #[cfg(test)]
+        crate::testing::step();
         let at = at % SLOTS;
         Segment {
             start: self.start_of(at),
@@ -277,6 +281,8 @@ impl Leaf {
     /// Slots of the holes of at least `size`.
     #[inline]
     fn fitting(&self, size: u64) -> u32 {
+        #[cfg(test)]
+        crate::testing::step();
         let wanted = size.min(UNUSED as u64) as i32;
         let mut fits = 0_u32;
         for block in 0..SLOTS / LANES {

@@ -2,7 +2,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
-use crate::testing::{Rng, index};
+use crate::testing::{Rng, assert_subquadratic, index};
 
 fn spaces(cells: &[Option<u32>]) -> Vec<(usize, usize)> {
     let mut holes = Vec::new();
@@ -385,4 +385,78 @@ fn an_untouched_space_is_one_hole_without_records() {
     assert_eq!((mm.find(7), mm.first_at_or_after(0)), (None, None));
     let empty = RangeAllocator::new(Span::new(7, 0).unwrap());
     assert_eq!((empty.holes().count(), empty.largest_hole()), (0, 0));
+}
+
+/// `count` holes of a page, too short for two.
+fn paged(count: u64, mode: Mode) -> RangeAllocator {
+    let mut mm = RangeAllocator::new(Span::new(1, u64::MAX - 2).unwrap());
+    let page = RangeRequest::new(4096).mode(mode);
+    let starts: Vec<u64> = (0..2 * count)
+        .map(|_| mm.insert(&page).unwrap().start())
+        .collect();
+    for start in starts.iter().step_by(2) {
+        mm.remove(*start).unwrap();
+    }
+    mm
+}
+
+#[test]
+fn an_insertion_does_not_look_at_all_holes_that_are_too_short() {
+    for mode in [Mode::Low, Mode::High, Mode::Best] {
+        let insert = |mm: &mut RangeAllocator, count| {
+            let double = RangeRequest::new(8192).mode(mode);
+            (0..count).for_each(|_| assert!(mm.insert(&double).is_ok()));
+        };
+        assert_subquadratic(1250, |holes| paged(holes, mode), insert);
+        // However many more insertions there are than holes, and the other way around.
+        assert_subquadratic(1250, |_| paged(5000, mode), insert);
+        assert_subquadratic(640, |count| paged(16 * count, mode), insert);
+    }
+}
+
+#[test]
+fn an_insertion_does_not_look_at_all_holes_that_are_misaligned() {
+    for mode in [Mode::Low, Mode::High, Mode::Best] {
+        // 20 bytes, of which no 16 begin at a multiple of 64.
+        let prepare = |holes: u64| {
+            let (first, most) = (holes * 256, 1 << 40);
+            let mut mm = RangeAllocator::new(Span::new(0, 2 * first + most).unwrap());
+            for n in 0..holes {
+                for at in [n * 256, first + most + n * 256] {
+                    mm.reserve(Span::new(at, 10).unwrap(), 0).unwrap();
+                    mm.reserve(Span::new(at + 30, 226).unwrap(), 0).unwrap();
+                }
+            }
+            mm
+        };
+        assert_subquadratic(1000, prepare, |mm, count| {
+            let request = RangeRequest::new(16).align(64).mode(mode);
+            (0..count).for_each(|_| assert!(mm.insert(&request).is_ok()));
+        });
+    }
+}
+
+#[test]
+fn the_cheapest_window_takes_one_pass_over_the_candidates() {
+    // Windows of half of them: comparing each with each would be quadratic.
+    let full = |count| {
+        let mut space = RangeAllocator::new(Span::new(0, count).unwrap());
+        for start in 0..count {
+            space.reserve(Span::new(start, 1).unwrap(), 0).unwrap();
+        }
+        space
+    };
+    assert_subquadratic(2500, full, |space, count| {
+        let mut scan = space.eviction_scan(&RangeRequest::new(count / 2)).unwrap();
+        let middle = count * 3 / 5;
+        let mut order: Vec<u64> = (0..count).collect();
+        order.sort_unstable_by_key(|start| start.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for start in order {
+            scan.add(start, start.abs_diff(middle)).unwrap();
+        }
+        let found = scan.cheapest().unwrap().unwrap();
+        let nearest = middle - count / 4;
+        assert_eq!(found.place.start(), nearest, "around the cheap middle");
+        assert_eq!(found.victims.len() as u64, count / 2);
+    });
 }
