@@ -5,8 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use vrampager_addr::Span;
 use vrampager_space::{
-    Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
-    SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
+    Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, GapRule, Mode, RangeAllocator,
+    RangeRequest, SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
 };
 
 /// Numbers taken from the fuzzer's bytes; zeroes once they are used up.
@@ -54,82 +54,225 @@ impl Table {
         let run = |start: u64| {
             let (start, end) = (start as usize, (start + len) as usize);
             start.is_multiple_of(align as usize)
-                && self.0.get(start..end).is_some_and(|cells| !cells.contains(&true))
+                && self
+                    .0
+                    .get(start..end)
+                    .is_some_and(|cells| !cells.contains(&true))
         };
         (lo..=hi.saturating_sub(len)).any(|start| start + len <= hi && run(start))
     }
 }
 
+/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or none.
+const UNITS: [u64; 5] = [1, 1 << 24, 1 << 28, (1 << 31) - 2, 1 << 45];
+
+/// Cells that stay free between neighbours; not symmetric.
+const GAPS: [[u64; 3]; 3] = [[0, 1, 3], [2, 0, 1], [0, 4, 1]];
+
+fn gap<const UNIT: u64>(left: u32, right: u32) -> u64 {
+    UNIT * GAPS[left as usize][right as usize]
+}
+
+/// By the number of the unit.
+const RULES: [GapRule; 5] = [
+    gap::<{ UNITS[0] }>,
+    gap::<{ UNITS[1] }>,
+    gap::<{ UNITS[2] }>,
+    gap::<{ UNITS[3] }>,
+    gap::<{ UNITS[4] }>,
+];
+
+/// A space of ranges, and what it ought to be.
+struct Ranges {
+    space: RangeAllocator,
+    unit: u64,
+    gaps: bool,
+    table: Table,
+    /// In cells, with colours.
+    live: Vec<(Span, u32)>,
+}
+
+impl Ranges {
+    fn bytes(&self, cells: Span) -> Span {
+        Span::new(cells.start() * self.unit, cells.len() * self.unit).unwrap()
+    }
+
+    /// The cells from `lo` to `hi` where a range of a colour, which fits there, may start.
+    fn fits(&self, (len, align): (u64, u64), (lo, hi): (u64, u64), color: u32) -> Option<u64> {
+        // Of the neighbours of the hole; in the range's own hole there is nothing else.
+        let far_enough = |&start: &u64| {
+            let end = start + len;
+            let left = self.live.iter().filter(|(span, _)| span.end() <= start);
+            let left = left.max_by_key(|(span, _)| span.start());
+            let right = self.live.iter().filter(|(span, _)| span.start() >= end);
+            let right = right.min_by_key(|(span, _)| span.start());
+            let gap = |left: u32, right: u32| GAPS[left as usize][right as usize];
+            !self.gaps
+                || left.is_none_or(|&(span, left)| span.end() + gap(left, color) <= start)
+                    && right.is_none_or(|&(span, right)| end + gap(color, right) <= span.start())
+        };
+        let serves = |&start: &u64| self.table.fits(len, align, (start, start + len));
+        (lo..=hi.saturating_sub(len))
+            .filter(|start| start + len <= hi && serves(start))
+            .find(far_enough)
+    }
+
+    fn take(&mut self, span: Span, color: u32) {
+        self.table.set(span.start(), span.len(), true);
+        self.live.push((span, color));
+    }
+
+    fn insert(&mut self, source: &mut Source) {
+        let modes = [Mode::Best, Mode::Low, Mode::High, Mode::Evict];
+        let cells = self.table.0.len() as u64;
+        let (size, align) = (source.below(40), 1 + source.below(9));
+        let lo = source.below(cells);
+        let within = Span::new(lo, source.below(cells - lo + 1)).unwrap();
+        let flags = source.byte();
+        let color = (flags >> 2) as u32 % 3;
+        let mut request = RangeRequest::new(size * self.unit)
+            .align(align * self.unit)
+            .mode(modes[flags as usize % 4])
+            .color(color);
+        let mut window = (0, cells);
+        if flags & 0x80 == 0 {
+            request = request.within(self.bytes(within));
+            window = (lo, within.end());
+        }
+        let once = flags & 0x70 == 0x70;
+        if once {
+            request = request.once();
+        }
+        let fits = size > 0 && self.fits((size, align), window, color).is_some();
+        match self.space.insert(&request) {
+            Ok(span) => {
+                assert!(
+                    fits && span.start().is_multiple_of(align * self.unit),
+                    "{request:?}"
+                );
+                let start = span.start() / self.unit;
+                assert!(window.0 <= start && start + size <= window.1);
+                let span = Span::new(start, size).unwrap();
+                assert_eq!(
+                    self.fits((size, 1), (start, start + size), color),
+                    Some(start)
+                );
+                self.take(span, color);
+            }
+            // It looked at one hole only.
+            Err(_) => assert!(!fits || once, "{request:?}"),
+        }
+    }
+
+    fn reserve(&mut self, source: &mut Source) {
+        let cells = self.table.0.len() as u64;
+        let start = source.below(cells);
+        let span = Span::new(start, source.below(cells - start + 1)).unwrap();
+        let color = source.byte() as u32 % 3;
+        let fits = !span.is_empty()
+            && self
+                .fits((span.len(), 1), (start, span.end()), color)
+                .is_some();
+        assert_eq!(self.space.reserve(self.bytes(span), color).is_ok(), fits);
+        if fits {
+            self.take(span, color);
+        }
+    }
+
+    fn replace_or_remove(&mut self, source: &mut Source) {
+        let number = source.below(self.live.len() as u64) as usize;
+        let (span, old) = self.live[number];
+        let real = self.bytes(span);
+        let action = source.byte();
+        if action % 4 == 0 {
+            let color = (action >> 2) as u32 % 3;
+            assert_eq!(self.space.replace(real.start(), color), Ok(Some(old)));
+            self.live[number].1 = color;
+        } else {
+            self.live.swap_remove(number);
+            assert_eq!(self.space.remove(real.start()), Some(real));
+            self.table.set(span.start(), span.len(), false);
+        }
+    }
+}
+
 fn ranges(source: &mut Source) {
     let cells = 1 + source.below(600);
-    let mut space = RangeAllocator::new(Span::new(0, cells).unwrap());
-    let mut table = Table::new(cells);
-    let mut live: Vec<Span> = Vec::new();
+    let (number, gaps) = (source.byte() as usize % 5, source.byte() % 2 == 1);
+    let span = Span::new(0, cells * UNITS[number]).unwrap();
+    let space = match gaps {
+        true => RangeAllocator::with_gap(span, RULES[number]),
+        false => RangeAllocator::new(span),
+    };
+    let mut all = Ranges {
+        space,
+        unit: UNITS[number],
+        gaps,
+        table: Table::new(cells),
+        live: Vec::new(),
+    };
     while !source.is_used_up() {
         match source.byte() % 5 {
-            4 => evict(source, &space, &live, &table),
-            0 | 1 => {
-                let modes = [Mode::Best, Mode::Low, Mode::High, Mode::Evict];
-                let (size, align) = (source.below(40), 1 + source.below(9));
-                let lo = source.below(cells);
-                let within = Span::new(lo, source.below(cells - lo + 1)).unwrap();
-                let mode = modes[source.byte() as usize % 4];
-                let request = RangeRequest::new(size).align(align).within(within).mode(mode);
-                let fits = size > 0 && table.fits(size, align, (lo, within.end()));
-                let got = space.insert(&request);
-                assert_eq!(got.is_ok(), fits, "{request:?}");
-                if let Ok(span) = got {
-                    assert!(within.covers(span));
-                    table.set(span.start(), size, true);
-                    live.push(span);
-                }
-            }
-            2 => {
-                let start = source.below(cells);
-                let span = Span::new(start, source.below(cells - start + 1)).unwrap();
-                let fits = !span.is_empty() && table.fits(span.len(), 1, (start, span.end()));
-                assert_eq!(space.reserve(span, 0).is_ok(), fits);
-                if fits {
-                    table.set(start, span.len(), true);
-                    live.push(span);
-                }
-            }
-            _ if live.is_empty() => {}
-            _ => {
-                let span = live.swap_remove(source.below(live.len() as u64) as usize);
-                assert_eq!(space.remove(span.start()), Some(span));
-                table.set(span.start(), span.len(), false);
-            }
+            // The crate's own test tries all windows with gaps.
+            4 if !gaps => evict(source, &all),
+            0 | 1 => all.insert(source),
+            2 => all.reserve(source),
+            _ if all.live.is_empty() => {}
+            _ => all.replace_or_remove(source),
         }
-        assert_eq!(space.free_bytes(), table.free());
+        assert_eq!(all.space.free_bytes(), all.table.free() * all.unit);
     }
-    space.check();
+    all.space.check();
+    all.live.sort_unstable_by_key(|(span, _)| span.start());
+    let seen = all.space.ranges().map(|range| (range.span, range.color));
+    assert!(
+        seen.eq(all
+            .live
+            .iter()
+            .map(|&(span, color)| (all.bytes(span), color)))
+    );
 }
 
 /// Scans some of the live ranges, and compares the cheapest window with all windows.
-fn evict(source: &mut Source, space: &RangeAllocator, live: &[Span], table: &Table) {
+fn evict(source: &mut Source, all: &Ranges) {
+    let Ranges {
+        space,
+        unit,
+        table,
+        live,
+        ..
+    } = all;
     let cells = table.0.len() as u64;
     let (size, align) = (1 + source.below(60), 1 + source.below(9));
-    let mut scan = space
-        .eviction_scan(&RangeRequest::new(size).align(align).mode(Mode::Low))
-        .unwrap();
+    let request = RangeRequest::new(size * unit)
+        .align(align * unit)
+        .mode(Mode::Low);
+    let mut scan = space.eviction_scan(&request).unwrap();
     let mut costs: Vec<Option<u64>> = vec![Some(0); cells as usize];
-    for span in live {
+    for (span, _) in live {
         let cost = source.byte();
         for cell in &mut costs[span.start() as usize..span.end() as usize] {
             *cell = (cost % 4 != 0).then_some(cost);
         }
         if cost % 4 != 0 {
-            scan.add(span.start(), cost).unwrap();
+            scan.add(span.start() * unit, cost).unwrap();
         }
     }
     let window_cost = |start: u64| -> Option<u128> {
         let window = Span::new(start, size)?;
-        if !costs[start as usize..window.end() as usize].iter().all(Option::is_some) {
+        if !costs[start as usize..window.end() as usize]
+            .iter()
+            .all(Option::is_some)
+        {
             return None;
         }
-        let victims = live.iter().filter(|span| span.overlaps(window));
-        Some(victims.filter_map(|span| costs[span.start() as usize]).map(u128::from).sum())
+        let victims = live.iter().filter(|(span, _)| span.overlaps(window));
+        Some(
+            victims
+                .filter_map(|(span, _)| costs[span.start() as usize])
+                .map(u128::from)
+                .sum(),
+        )
     };
     let starts = (0..(cells + 1).saturating_sub(size)).filter(|start| start.is_multiple_of(align));
     let cheapest = starts.filter_map(window_cost).min();
@@ -145,7 +288,11 @@ fn buddy(source: &mut Source) {
     let mut live: Vec<Block> = Vec::new();
     while !source.is_used_up() {
         let bits = source.byte();
-        let content = if bits & 1 == 0 { Content::Dirty } else { Content::Cleared };
+        let content = if bits & 1 == 0 {
+            Content::Dirty
+        } else {
+            Content::Cleared
+        };
         if bits & 0x43 == 0x43 {
             space.reset(content);
         } else if bits & 0x82 == 0x80 && !live.is_empty() {
@@ -195,7 +342,11 @@ fn buddy(source: &mut Source) {
 
 fn sub(source: &mut Source) {
     let cells = 1 + source.below(2000);
-    let fit = if source.byte() & 1 == 0 { Fit::Fast } else { Fit::Tight };
+    let fit = if source.byte() & 1 == 0 {
+        Fit::Fast
+    } else {
+        Fit::Tight
+    };
     let mut space = SubAllocator::new(cells, 1, fit).unwrap();
     let mut table = Table::new(cells);
     let mut live: Vec<(u64, u64)> = Vec::new();
@@ -225,8 +376,11 @@ fn sub(source: &mut Source) {
 fn zones(source: &mut Source) {
     let cells = 2 + source.below(300);
     let middle = 1 + source.below(cells - 1);
-    let bounds = [(0, middle), (middle, cells)];
-    let zones = [Zone::between("low", 0, middle), Zone::between("high", middle, cells)];
+    let unit = UNITS[source.byte() as usize % 5];
+    let zones = [
+        Zone::between("low", 0, middle * unit),
+        Zone::between("high", middle * unit, cells * unit),
+    ];
     let mut space = VaSpace::new(&zones).unwrap();
     let mut table = Table::new(cells);
     let mut live: Vec<Span> = Vec::new();
@@ -235,23 +389,25 @@ fn zones(source: &mut Source) {
         let generation = source.byte() as u32 % 4;
         match source.byte() % 8 {
             0..=3 => {
-                let zone = source.byte() as usize % 2;
+                let zone = &zones[source.byte() as usize % 2];
                 let (size, align) = (1 + source.below(20), 1 + source.below(5));
-                let name = ["low", "high"][zone];
-                if let Ok(span) = space.carve(name, size, align, generation) {
-                    assert!(span.start() >= bounds[zone].0 && span.end() <= bounds[zone].1);
-                    assert!(span.start().is_multiple_of(align));
-                    table.set(span.start(), span.len(), true);
+                if let Ok(span) = space.carve(zone.name, size * unit, align * unit, generation) {
+                    assert!(zone.span.covers(span));
+                    assert!(span.start().is_multiple_of(align * unit));
+                    table.set(span.start() / unit, size, true);
                     live.push(span);
                 }
             }
             4 | 5 if !live.is_empty() => {
                 let span = live.swap_remove(source.below(live.len() as u64) as usize);
-                let fence = SpaceFence { timeline: 0, value: source.byte() };
+                let fence = SpaceFence {
+                    timeline: 0,
+                    value: source.byte(),
+                };
                 let fence = (generation > 0).then_some(fence);
                 assert_eq!(space.retire(span.start(), fence), span);
                 // The cells may come back from now on, when they do is another matter.
-                table.set(span.start(), span.len(), false);
+                table.set(span.start() / unit, span.len() / unit, false);
             }
             6 => space.close_generation(generation),
             _ => {
@@ -259,8 +415,11 @@ fn zones(source: &mut Source) {
             }
         }
         let stats = space.stats();
-        assert_eq!(stats.free_bytes + stats.quarantined_bytes, table.free());
-        assert_eq!(stats.live_bytes, cells - table.free());
+        assert_eq!(
+            stats.free_bytes + stats.quarantined_bytes,
+            table.free() * unit
+        );
+        assert_eq!(stats.live_bytes, (cells - table.free()) * unit);
     }
     space.check();
     for span in live {
@@ -269,7 +428,7 @@ fn zones(source: &mut Source) {
     space.remove_timeline(0);
     (1..4).for_each(|generation| space.close_generation(generation));
     space.check();
-    assert_eq!(space.stats().free_bytes, cells);
+    assert_eq!(space.stats().free_bytes, cells * unit);
 }
 
 fn offsets(source: &mut Source) {

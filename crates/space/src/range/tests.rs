@@ -344,25 +344,31 @@ fn filling_from_either_end_packs_the_leaves() {
 
 #[test]
 fn a_live_range_can_be_cut_at_any_places() {
-    for seed in 0..20 {
+    // A leaf reaches all cells, some, two or one.
+    for (seed, unit) in
+        (0..8).flat_map(|seed| [1, 1 << 28, (1 << 31) - 2, 1 << 45].map(|unit| (seed, unit)))
+    {
+        let scale = Scale { base: 0, unit };
         let mut rng = Rng(seed);
-        let mut mm = RangeAllocator::new(Span::new(0, 20_000).unwrap());
-        mm.reserve(Span::new(0, 20_000).unwrap(), 0).unwrap();
+        let all = scale.span(Span::new(0, 20_000).unwrap());
+        let mut mm = RangeAllocator::new(all);
+        mm.reserve(all, 0).unwrap();
         let mut cells = vec![0; 20_000];
         for color in 1..1500 {
             let start = rng.below(20_000);
-            let whole = mm.find(start).unwrap().span;
+            let whole = scale.cells(mm.find(start * unit).unwrap().span);
             let len = 1 + rng.below(whole.end() - start);
             let part = Span::new(start, len.min(1 + rng.below(30))).unwrap();
             mm.reserve_isolation().unwrap();
-            mm.isolate(part, color);
+            mm.isolate(scale.span(part), color);
             cells[index(part.start())..index(part.end())].fill(color);
             if color % 100 == 0 {
                 mm.check();
             }
         }
         for range in mm.ranges() {
-            let part = &cells[index(range.span.start())..index(range.span.end())];
+            let span = scale.cells(range.span);
+            let part = &cells[index(span.start())..index(span.end())];
             assert!(part.iter().all(|&color| color == range.color));
         }
         // Back to one hole, in another order than it was cut.
