@@ -98,6 +98,25 @@ struct Pool {
 }
 
 impl Pool {
+    fn new(zone: Zone) -> Self {
+        Self {
+            zone,
+            ranges: RangeAllocator::new(zone.span),
+            live: 0,
+            quarantined: 0,
+            high_water: 0,
+        }
+    }
+
+    /// What a generation that owns nothing sees of the zone.
+    fn view(&self) -> Result<RangeAllocator, SpaceError> {
+        let mut view = RangeAllocator::new(self.zone.span);
+        if !self.zone.span.is_empty() {
+            view.reserve(self.zone.span, BLOCKED)?;
+        }
+        Ok(view)
+    }
+
     fn now_live(&mut self, len: u64) {
         self.live += len;
         self.high_water = self.high_water.max(self.live + self.quarantined);
@@ -161,6 +180,8 @@ struct Timeline {
 /// ```
 #[derive(Clone, Debug)]
 pub struct VaSpace {
+    /// Addresses from here on are not the device's.
+    limit: u64,
     pools: Vec<Pool>,
     records: Records,
     timelines: OrderedMap<u32, Timeline>,
@@ -178,53 +199,70 @@ impl VaSpace {
     /// A space of these zones.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] when two zones overlap or bear the same name,
-    /// [`SpaceError::MetadataExhausted`].
+    /// As [`add_zone`](Self::add_zone) of each, except for the device's addresses.
     pub fn new(zones: &[Zone]) -> Result<Self, SpaceError> {
-        for (index, zone) in zones.iter().enumerate() {
-            let clash = |other: &&Zone| other.span.overlaps(zone.span) || other.name == zone.name;
-            if let Some(other) = zones[..index].iter().find(clash) {
-                let value = other.span.start();
-                return Err(SpaceError::Invalid {
-                    argument: "zones",
-                    value,
-                });
-            }
-        }
-        let mut pools = Vec::new();
-        pools
-            .try_reserve_exact(zones.len())
-            .map_err(|_| SpaceError::MetadataExhausted)?;
-        pools.extend(zones.iter().map(|&zone| Pool {
-            zone,
-            ranges: RangeAllocator::new(zone.span),
-            live: 0,
-            quarantined: 0,
-            high_water: 0,
-        }));
-        Ok(Self {
-            pools,
-            records: Records::default(),
-            timelines: OrderedMap::new(),
-            owners: Vec::new(),
-            by_generation: OrderedMap::new(),
-            shared: 0,
-        })
+        Self::with_limit(u64::MAX, zones)
     }
 
     /// As [`new`](Self::new) for a device that decodes `bits` address bits.
     ///
     /// # Errors
-    /// Also [`SpaceError::OutOfRange`] when a zone reaches past the device's addresses.
+    /// As [`add_zone`](Self::add_zone) of each.
     pub fn with_va_bits(bits: u32, zones: &[Zone]) -> Result<Self, SpaceError> {
-        let limit = 1_u64.checked_shl(bits).unwrap_or(u64::MAX);
-        match zones.iter().find(|zone| zone.span.end() > limit) {
-            Some(Zone { span, .. }) => Err(SpaceError::OutOfRange {
-                start: span.start(),
-                len: span.len(),
-            }),
-            None => Self::new(zones),
+        Self::with_limit(1_u64.checked_shl(bits).unwrap_or(u64::MAX), zones)
+    }
+
+    fn with_limit(limit: u64, zones: &[Zone]) -> Result<Self, SpaceError> {
+        let mut space = Self {
+            limit,
+            pools: Vec::new(),
+            records: Records::default(),
+            timelines: OrderedMap::new(),
+            owners: Vec::new(),
+            by_generation: OrderedMap::new(),
+            shared: 0,
+        };
+        zones.iter().try_for_each(|&zone| space.add_zone(zone))?;
+        Ok(space)
+    }
+
+    /// Adds a zone, as of a plugin that is loaded later. It is there for good: all generations may
+    /// carve from it from now on.
+    ///
+    /// # Errors
+    /// [`SpaceError::OutOfRange`] when it reaches past the device's addresses,
+    /// [`SpaceError::Invalid`] when a zone overlaps it, whose start it names, or bears the same
+    /// name, and [`SpaceError::MetadataExhausted`].
+    pub fn add_zone(&mut self, zone: Zone) -> Result<(), SpaceError> {
+        if zone.span.end() > self.limit {
+            return Err(SpaceError::OutOfRange {
+                start: zone.span.start(),
+                len: zone.span.len(),
+            });
         }
+        let clash =
+            |other: &&Pool| other.zone.span.overlaps(zone.span) || other.zone.name == zone.name;
+        if let Some(other) = self.pools.iter().find(clash) {
+            return Err(SpaceError::Invalid {
+                argument: "zone",
+                value: other.zone.span.start(),
+            });
+        }
+        let out = |_| SpaceError::MetadataExhausted;
+        let pool = Pool::new(zone);
+        let mut views = Vec::new();
+        let owners = self.owners.iter_mut().flatten();
+        for owner in owners {
+            owner.views.try_reserve(1).map_err(out)?;
+            views.try_reserve(1).map_err(out)?;
+            views.push(pool.view()?);
+        }
+        self.pools.try_reserve(1).map_err(out)?;
+        self.pools.push(pool);
+        for (owner, view) in self.owners.iter_mut().flatten().zip(views) {
+            owner.views.push(view);
+        }
+        Ok(())
     }
 
     /// Takes `span` out of circulation for good, as for a shader window.
@@ -394,6 +432,9 @@ impl VaSpace {
 
     /// Figures over all zones. `largest_hole` and `high_water` are of the zone where they are
     /// greatest and the sum over zones, in that order.
+    ///
+    /// Counting the holes takes a step for each live range and hole of the zones. Nothing else does:
+    /// the other figures are kept, but for a step per zone.
     #[must_use]
     pub fn stats(&self) -> VaStats {
         self.pools
@@ -409,7 +450,7 @@ impl VaSpace {
             })
     }
 
-    /// Figures of one zone.
+    /// Figures of one zone, at the cost of a step for each live range and hole in it.
     #[must_use]
     pub fn zone_stats(&self, zone: &str) -> Option<VaStats> {
         self.zone_index(zone)
@@ -568,11 +609,7 @@ impl VaSpace {
         let mut views = Vec::new();
         views.try_reserve_exact(self.pools.len()).map_err(out)?;
         for pool in &self.pools {
-            let mut view = RangeAllocator::new(pool.zone.span);
-            if !pool.zone.span.is_empty() {
-                view.reserve(pool.zone.span, BLOCKED)?;
-            }
-            views.push(view);
+            views.push(pool.view()?);
         }
         self.by_generation.reserve(1)?;
         let unused = self.owners.iter().position(Option::is_none);

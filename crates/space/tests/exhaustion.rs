@@ -368,13 +368,16 @@ struct Addresses {
     live: Vec<Span>,
 }
 
+/// The last six are added later, if at all.
+const ZONES: [&str; 8] = ["low", "high", "a", "b", "c", "d", "e", "f"];
+
 impl Subject for Addresses {
     type Answer = (u64, u64);
 
     fn new() -> Result<Self, SpaceError> {
         let zones = [
-            Zone::between("low", 0, 3000),
-            Zone::between("high", 3000, 4000),
+            Zone::between(ZONES[0], 0, 3000),
+            Zone::between(ZONES[1], 3000, 4000),
         ];
         let mut space = VaSpace::new(&zones)?;
         space.add_timeline(0)?;
@@ -422,8 +425,16 @@ impl Subject for Addresses {
                 self.space.reserve(span)?;
                 Ok((span.start(), 0))
             }
+            19 => {
+                let number = rng.below(6);
+                let start = 4000 + 50 * number;
+                let name = ZONES[2 + usize::try_from(number).unwrap()];
+                self.space
+                    .add_zone(Zone::between(name, start, start + 40))?;
+                Ok((start, 0))
+            }
             _ => {
-                let zone = ["low", "high"][pick(&mut rng, &[0, 1])];
+                let zone = ZONES[pick(&mut rng, &ZONES)];
                 let size = 1 + rng.below(30);
                 let span = self.space.carve(zone, size, 1 + rng.below(4), generation)?;
                 self.live.push(span);

@@ -381,3 +381,63 @@ fn a_reserved_window_is_found_by_nobody_and_a_zone_may_be_empty() {
     assert_eq!(space.find(99), None);
     space.check();
 }
+
+#[test]
+fn a_zone_that_is_added_later_serves_old_and_new_generations() {
+    let mut space = VaSpace::new(&[Zone::between("z", 0, 100)]).unwrap();
+    let old = space.carve("z", 40, 1, 1).unwrap();
+    space.retire(old.start(), None);
+    assert!(space.carve("plugin", 1, 1, 1).is_err(), "not there yet");
+    space.add_zone(Zone::between("plugin", 100, 300)).unwrap();
+    let first = space.carve("plugin", 150, 1, 1).unwrap();
+    assert_eq!(first.start(), 100);
+    assert_eq!(
+        space.carve("z", 40, 1, 1),
+        Ok(old),
+        "what was parked still is"
+    );
+    let second = space.carve("plugin", 50, 1, 2).unwrap();
+    assert_eq!((second.start(), space.find(299)), (250, Some(second)));
+    space.check();
+    space.retire(first.start(), None);
+    assert!(
+        space.carve("plugin", 1, 1, 2).is_err(),
+        "parked for generation 1"
+    );
+    space.retire(old.start(), None);
+    space.close_generation(1);
+    assert!(space.is_gone(1));
+    assert_eq!(space.carve("plugin", 150, 1, 2), Ok(first));
+    space.reserve(Span::new(0, 100).unwrap()).unwrap();
+    space.check();
+}
+
+#[test]
+fn a_zone_that_overlaps_or_has_a_name_twice_is_refused_and_changes_nothing() {
+    let mut space = VaSpace::with_va_bits(10, &[Zone::between("z", 100, 200)]).unwrap();
+    space.carve("z", 10, 1, 4).unwrap();
+    let before = std::format!("{space:?}");
+    let clash = SpaceError::Invalid {
+        argument: "zone",
+        value: 100,
+    };
+    for (name, start, end) in [
+        ("a", 150, 160),
+        ("b", 0, 101),
+        ("c", 199, 300),
+        ("z", 300, 400),
+    ] {
+        let zone = Zone::between(name, start, end);
+        assert_eq!(space.add_zone(zone), Err(clash), "{name}");
+    }
+    let beyond = SpaceError::OutOfRange {
+        start: 1000,
+        len: 25,
+    };
+    assert_eq!(space.add_zone(Zone::between("d", 1000, 1025)), Err(beyond));
+    assert_eq!(std::format!("{space:?}"), before);
+    space.add_zone(Zone::between("d", 1000, 1024)).unwrap();
+    space.add_zone(Zone::between("e", 0, 100)).unwrap();
+    assert_eq!(space.stats().free_bytes, 100 + 90 + 24);
+    space.check();
+}
