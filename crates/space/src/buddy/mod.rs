@@ -160,6 +160,10 @@ fn natural_order(count: u64) -> u32 {
 /// Sizes that are not a power of two are covered by one root per set bit. Free buddies always
 /// merge, whatever they hold: which parts of a merged block are cleared is kept beside it.
 ///
+/// Up to 2^28 chunks, a terabyte of pages, records are bitmaps of a fixed size. Larger spaces list
+/// their blocks, so that host memory is held for what a live block may be made of when it is freed:
+/// up to 8 KiB for each, see [`metadata_bytes`](Self::metadata_bytes).
+///
 /// # Invariants
 /// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`.
 #[derive(Clone, Debug)]
