@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::bins::Bins;
-use super::tags;
+use super::bytes;
 use crate::SpaceError;
 
 /// Which boundary of a hole an address is. Two holes never touch, so an address is one boundary
@@ -92,7 +92,7 @@ impl Bucket {
     /// The slots with a tag; 0 finds the free ones.
     #[inline]
     fn tagged(&self, tag: u8) -> Slots {
-        Slots(tags::equal(&self.tags, tag) & ((1 << SLOTS) - 1))
+        Slots(bytes::equal(&self.tags, tag) & ((1 << SLOTS) - 1))
     }
 
     #[inline]

@@ -1,9 +1,9 @@
 //! Constant-time allocation with sized frees.
 
 mod bins;
+mod bytes;
 mod edges;
 mod holes;
-mod tags;
 #[cfg(test)]
 mod tests;
 

@@ -10,7 +10,7 @@ const RULE: &str = "unsafe";
 /// Files and folders that may hold unsafe code.
 const ALLOWED: [&str; 11] = [
     "crates/hal/src/mapping.rs",
-    "crates/space/src/sub/tags/sse2.rs",
+    "crates/space/src/sub/bytes/sse2.rs",
     // A global allocator that refuses.
     "crates/space/tests/exhaustion.rs",
     // Peers without a safe interface, and the processor's counters.

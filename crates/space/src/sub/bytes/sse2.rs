@@ -6,16 +6,16 @@
 use core::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
 
 #[inline]
-pub(in super::super) fn equal(tags: &[u8; 16], tag: u8) -> u32 {
+pub(in super::super) fn equal(bytes: &[u8; 16], byte: u8) -> u32 {
     // SAFETY: the whole program is compiled for processors with SSE2, and the function has no other
     // precondition.
-    unsafe { equal_vectors(tags, tag) }
+    unsafe { equal_vectors(bytes, byte) }
 }
 
 #[inline]
 #[target_feature(enable = "sse2")]
-fn equal_vectors(tags: &[u8; 16], tag: u8) -> u32 {
-    let [low, high] = super::words(tags).map(u64::cast_signed);
-    let equal = _mm_cmpeq_epi8(_mm_set_epi64x(high, low), _mm_set1_epi8(tag.cast_signed()));
+fn equal_vectors(bytes: &[u8; 16], byte: u8) -> u32 {
+    let [low, high] = super::words(bytes).map(u64::cast_signed);
+    let equal = _mm_cmpeq_epi8(_mm_set_epi64x(high, low), _mm_set1_epi8(byte.cast_signed()));
     _mm_movemask_epi8(equal).cast_unsigned()
 }
