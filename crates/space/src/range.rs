@@ -73,7 +73,7 @@ pub enum Mode {
 /// What to insert into a [`RangeAllocator`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RangeRequest {
-    size: u64,
+    pub(crate) size: u64,
     align: u64,
     mode: Mode,
     once: bool,
@@ -129,6 +129,12 @@ impl RangeRequest {
     pub const fn color(mut self, color: u32) -> Self {
         self.color = color;
         self
+    }
+
+    /// Where in this hole the range would be.
+    pub(crate) fn place_in(&self, hole: Span) -> Option<Span> {
+        let start = place(hole.start(), hole.end(), self)?;
+        Span::new(start, self.size)
     }
 }
 
@@ -412,7 +418,20 @@ impl RangeAllocator {
         }
     }
 
-    /// Makes sure that the next [`isolate`](Self::isolate) needs no memory.
+    /// Makes `span` a hole, or a part of one. Live ranges that reach out of it keep the rest. The
+    /// caller has reserved as for an [isolation](Self::isolate).
+    pub(crate) fn clear(&mut self, span: Span) {
+        let range_at = |mm: &Self, at| mm.find(at).or_else(|| mm.first_at_or_after(at));
+        while let Some(range) = range_at(self, span.start())
+            && let Some(part) = range.span.intersection(span)
+        {
+            self.isolate(part, range.color);
+            self.remove(part.start());
+        }
+    }
+
+    /// Makes sure that the next [`isolate`](Self::isolate) needs no memory, nor the insertion of
+    /// what was isolated and given back.
     pub(crate) fn reserve_isolation(&mut self) -> Result<(), SpaceError> {
         self.tree.as_mut().map_or(Ok(()), Tree::reserve_cuts)
     }

@@ -117,6 +117,41 @@ impl Pool {
         Ok(view)
     }
 
+    /// The lowest place in what is free or a hole of `view`, taken together. The figures of the
+    /// error are of both. Walks all holes.
+    fn joined_fit(
+        &self,
+        view: &RangeAllocator,
+        request: &RangeRequest,
+    ) -> Result<Span, SpaceError> {
+        let (mut free, mut largest) = (0, 0);
+        for run in joined(self.ranges.holes(), view.holes()) {
+            if let Some(fit) = request.place_in(run) {
+                return Ok(fit);
+            }
+            free += run.len();
+            largest = largest.max(run.len());
+        }
+        Err(SpaceError::NoSpace {
+            needed: request.size,
+            free,
+            largest,
+        })
+    }
+
+    /// Makes what is free in `span` one range with what surrounds it, all of which has this colour.
+    /// What was parked there is live now.
+    fn take_joined(&mut self, span: Span, color: u32) {
+        let around = |address| self.ranges.find(address).map_or(span, |range| range.span);
+        let (start, end) = (around(span.start()).start(), around(span.end() - 1).end());
+        let whole = Span::from_bounds(start, end).expect("it starts before it ends");
+        let free = self.ranges.free_bytes();
+        self.ranges.vacate(whole);
+        let taken = self.ranges.reserve(whole, color);
+        taken.expect("all of it is a hole, and the refused insertion reserved memory");
+        self.quarantined -= span.len() - (free - self.ranges.free_bytes());
+    }
+
     fn now_live(&mut self, len: u64) {
         self.live += len;
         self.high_water = self.high_water.max(self.live + self.quarantined);
@@ -132,6 +167,27 @@ impl Pool {
             high_water: self.high_water,
         }
     }
+}
+
+/// Holes of two trees, disjoint and in address order, as the longest spans that they make up.
+fn joined(
+    one: impl Iterator<Item = Span>,
+    other: impl Iterator<Item = Span>,
+) -> impl Iterator<Item = Span> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    let mut holes = core::iter::from_fn(move || match (one.peek(), other.peek()) {
+        (Some(left), Some(right)) if left.start() < right.start() => one.next(),
+        (_, Some(_)) => other.next(),
+        (_, None) => one.next(),
+    })
+    .peekable();
+    core::iter::from_fn(move || {
+        let mut run = holes.next()?;
+        while let Some(next) = holes.next_if(|next| next.start() == run.end()) {
+            run = Span::from_bounds(run.start(), next.end())?;
+        }
+        Some(run)
+    })
 }
 
 /// A plugin generation, while it holds addresses.
@@ -306,11 +362,14 @@ impl VaSpace {
     }
 
     /// Hands out `size` bytes at a multiple of `align` from the zone: at the lowest address that
-    /// `generation` has parked or, if nothing parked is long enough, the lowest that is free.
+    /// `generation` has parked; if nothing parked is long enough, at the lowest that is free; if
+    /// nothing free is either, at the lowest where free and parked parts together are. The last
+    /// takes a step for each segment of the zone.
     ///
     /// # Errors
     /// [`SpaceError::Invalid`] for an unknown zone, size 0 or a generation that was closed and is
-    /// not gone, [`SpaceError::NoSpace`], whose figures do not count quarantined ranges, and
+    /// not gone, [`SpaceError::NoSpace`], whose figures count what is free and what this
+    /// generation has parked, but no range that waits for a fence or is another generation's, and
     /// [`SpaceError::MetadataExhausted`].
     pub fn carve(
         &mut self,
@@ -577,7 +636,8 @@ impl VaSpace {
         carved
     }
 
-    /// Takes from what the generation has parked, else from what is free.
+    /// Takes from what the generation has parked, else from what is free, else from where parked
+    /// and free space meet.
     fn carve_from(
         &mut self,
         number: u32,
@@ -591,12 +651,22 @@ impl VaSpace {
         match view.insert(request) {
             Ok(span) => {
                 pool.quarantined -= span.len();
+                return Ok(span);
+            }
+            Err(SpaceError::NoSpace { .. }) => view.reserve_isolation()?,
+            Err(other) => return Err(other),
+        }
+        match pool.ranges.insert(&request.color(OWNED | number)) {
+            Ok(span) => {
+                view.isolate(span, id);
                 Ok(span)
             }
             Err(SpaceError::NoSpace { .. }) => {
-                view.reserve_isolation()?;
-                let span = pool.ranges.insert(&request.color(OWNED | number))?;
-                view.isolate(span, id);
+                let span = pool.joined_fit(view, request)?;
+                pool.take_joined(span, OWNED | number);
+                view.clear(span);
+                let taken = view.reserve(span, id);
+                taken.expect("all of it is a hole, and memory is reserved");
                 Ok(span)
             }
             Err(other) => Err(other),

@@ -187,12 +187,14 @@ impl Tree {
         self.tags.list(leaves.len(), leaves.capacity())
     }
 
-    /// Makes sure that the next two [cuts](Self::cut) need no memory.
+    /// Makes sure that the next two [cuts](Self::cut), and an insertion after them, need no memory.
     pub(super) fn reserve_cuts(&mut self) -> Result<(), SpaceError> {
+        let leaves = 2 + NEW_LEAVES;
         self.list_tags()?;
-        self.leaves.reserve(2)?;
+        self.leaves.reserve(leaves)?;
         self.tags.reserve(self.leaves.items.capacity())?;
-        self.inners.reserve(2 * self.height + 3)
+        // A cut may make the tree higher.
+        self.inners.reserve(leaves * (self.height + 2))
     }
 
     /// Cuts the live range at `path` in two: one that ends at `start`, and one from there on that

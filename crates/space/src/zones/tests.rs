@@ -2,6 +2,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
+use crate::ErrorKind;
 use crate::testing::{Rng, index};
 
 #[test]
@@ -162,6 +163,8 @@ struct Cells {
     cells: Vec<Cell>,
     reached: [u64; 2],
     closed: Vec<u32>,
+    /// Carves that took free and parked cells.
+    joined: u64,
 }
 
 impl Cells {
@@ -200,16 +203,26 @@ impl Cells {
 }
 
 impl Cells {
-    /// Whether a run of cells that are all `kind` holds an aligned range.
-    fn has_run(&self, kind: Cell, (lo, hi): (u64, u64), size: u64, align: u64) -> bool {
-        let run = |&start: &u64| {
+    /// The lowest aligned run of cells that are each one of `kinds`.
+    fn run(&self, kinds: &[Cell], (lo, hi): (u64, u64), size: u64, align: u64) -> Option<u64> {
+        (lo..hi).find(|&start| {
             start.is_multiple_of(align)
                 && start + size <= hi
                 && self.cells[index(start)..index(start + size)]
                     .iter()
-                    .all(|cell| *cell == kind)
-        };
-        (lo..hi).any(|start| run(&start))
+                    .all(|cell| kinds.contains(cell))
+        })
+    }
+
+    /// Cells of these kinds, and the length of their longest run.
+    fn figures(&self, kinds: &[Cell], (lo, hi): (u64, u64)) -> (u64, u64) {
+        let (mut count, mut run, mut largest) = (0, 0, 0);
+        for cell in &self.cells[index(lo)..index(hi)] {
+            run = if kinds.contains(cell) { run + 1 } else { 0 };
+            count += u64::from(run > 0);
+            largest = largest.max(run);
+        }
+        (count, largest)
     }
 
     fn fill(&mut self, span: Span, cell: Cell) {
@@ -223,29 +236,74 @@ fn carve(space: &mut VaSpace, model: &mut Cells, rng: &mut Rng, seed: u64) -> Op
     let (name, bounds) = [("low", (0, 200)), ("high", (200, 256))][index(rng.below(2))];
     let (size, align) = (1 + rng.below(9), 1 + rng.below(4));
     let parked = Cell::Parked(generation);
-    let reuses = generation != 0 && model.has_run(parked, bounds, size, align);
-    let closed = model.closed.contains(&generation);
+    let usable = [&[parked][..], &[Cell::Free], &[Cell::Free, parked]];
+    let place = |kinds: &&[Cell]| model.run(kinds, bounds, size, align);
+    let expected = usable.iter().find_map(place);
+    let (free, largest) = model.figures(&[Cell::Free, parked], bounds);
     match space.carve(name, size, align, generation) {
+        Err(error) if model.closed.contains(&generation) => {
+            assert_eq!(error.kind(), ErrorKind::Invalid, "seed {seed}");
+            None
+        }
         Ok(span) => {
-            assert!(!closed && span.start() >= bounds.0 && span.end() <= bounds.1);
-            assert!(span.start().is_multiple_of(align));
-            for &cell in &model.cells[index(span.start())..index(span.end())] {
-                let expected = if reuses { parked } else { Cell::Free };
-                assert_eq!(cell, expected, "seed {seed}");
-            }
+            assert_eq!(Some(span.start()), expected, "seed {seed}");
+            let place = &model.cells[index(span.start())..index(span.end())];
+            model.joined += u64::from(place.contains(&parked) && place.contains(&Cell::Free));
             model.fill(span, Cell::Live(generation));
             Some((span, generation))
         }
         Err(error) => {
-            let free = model.has_run(Cell::Free, bounds, size, align);
-            assert!(closed || !reuses && !free, "seed {seed}: {error}");
+            let needed = size;
+            let figures = SpaceError::NoSpace {
+                needed,
+                free,
+                largest,
+            };
+            assert_eq!((error, expected), (figures, None), "seed {seed}");
             None
         }
     }
 }
 
 #[test]
+fn a_generation_uses_parked_and_free_space_that_lie_side_by_side_together() {
+    let mut space = VaSpace::new(&[Zone::between("z", 0, 100)]).unwrap();
+    // Parked twice, free, parked, somebody else's.
+    let starts = [0, 20, 40, 60, 80].map(|_| space.carve("z", 20, 1, 1).unwrap().start());
+    assert_eq!(starts, [0, 20, 40, 60, 80]);
+    for start in starts {
+        space.retire(start, None);
+    }
+    space.close_generation(1);
+    for (start, generation) in [(0, 1), (20, 1), (40, 0), (60, 1), (80, 2)] {
+        let span = space.carve("z", 20, 1, generation).unwrap();
+        assert_eq!(span.start(), start);
+    }
+    for start in [0, 20, 40, 60] {
+        space.retire(start, None);
+    }
+    let refused = SpaceError::NoSpace {
+        needed: 81,
+        free: 80,
+        largest: 80,
+    };
+    assert_eq!(space.carve("z", 81, 1, 1), Err(refused));
+    // From inside what is parked to inside what is parked, at a multiple.
+    assert_eq!(space.carve("z", 60, 7, 1).unwrap().start(), 0);
+    space.retire(0, None);
+    space.check();
+    // All of it is parked now: the free part belongs to the generation until it is gone.
+    assert!(space.carve("z", 1, 1, 3).is_err());
+    assert_eq!(space.carve("z", 80, 1, 1).unwrap().start(), 0);
+    space.retire(0, None);
+    space.close_generation(1);
+    assert_eq!(space.carve("z", 80, 1, 3).unwrap().start(), 0);
+    space.check();
+}
+
+#[test]
 fn no_address_passes_to_another_owner_before_its_time() {
+    let mut joined = 0;
     for seed in 0..100 {
         let mut rng = Rng(seed);
         let zones = [
@@ -259,6 +317,7 @@ fn no_address_passes_to_another_owner_before_its_time() {
             cells: vec![Cell::Free; 256],
             reached: [0; 2],
             closed: Vec::new(),
+            joined: 0,
         };
         let mut live: Vec<(Span, u32)> = Vec::new();
         for step in 0..600 {
@@ -311,7 +370,9 @@ fn no_address_passes_to_another_owner_before_its_time() {
                 assert_eq!(space.is_gone(generation), !model.cells.iter().any(mine));
             }
         }
+        joined += model.joined;
     }
+    assert!(joined > 100, "{joined} carves of free and parked cells");
 }
 
 #[test]
