@@ -63,7 +63,8 @@ impl Table {
     }
 }
 
-/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or none.
+/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or
+/// none.
 const UNITS: [u64; 5] = [1, 1 << 24, 1 << 28, (1 << 31) - 2, 1 << 45];
 
 /// Cells that stay free between neighbours; not symmetric.

@@ -24,10 +24,10 @@ mod tests;
 
 /// Which hole a range is taken from.
 ///
-/// Each mode says what a search costs: descents are logarithmic in the number of live ranges, and what
-/// follows is a descent of the tree for each hole looked at in address order, and less in the others.
-/// Taking the range is a descent more. A request that is refused although a hole is long enough has
-/// looked at every such hole.
+/// Each mode says how many holes a search looks at. In address order that takes a descent of the
+/// tree for each, which is logarithmic in the number of live ranges, and less in the other modes.
+/// Taking the range is one descent more. A request that is refused although a hole is long enough
+/// has looked at every such hole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
     /// A small hole that fits. Packs random lifetimes best.
@@ -37,9 +37,10 @@ pub enum Mode {
     /// these serves. After eight classes, only those follow whose holes suit any alignment; only if
     /// they have none are all holes looked at, so that a refusal means that nothing fits.
     ///
-    /// As a rule that is sixteen holes of each of two classes, or of ten with an alignment. It is all
-    /// of the classes that may serve when limits or a gap rule leave those too short, and when no hole
-    /// is of a longer class than the request and the sixteen newest of that one are too short.
+    /// As a rule that is sixteen holes of each of two classes, or of ten with an alignment. It is
+    /// all of the classes that may serve when limits or a gap rule leave those too short, and when
+    /// no hole is of a longer class than the request and the sixteen newest of that one are too
+    /// short.
     #[default]
     Best,
     /// The lowest address that fits.
@@ -54,9 +55,9 @@ pub enum Mode {
     /// With limits the counting begins at the limit. A hole that the limits, or a gap rule, leave
     /// too short is counted, but never taken.
     ///
-    /// Holes that are too short are passed over at no cost: without an alignment and a gap rule one
-    /// descent finds the place, or with limits two. With an alignment up to 128 holes are looked at,
-    /// and with a gap rule as many as it leaves too short.
+    /// Holes that are too short are passed over at no cost: without an alignment and a gap rule
+    /// one descent finds the place, or with limits two. With an alignment up to 128 holes are
+    /// looked at, and with a gap rule as many as it leaves too short.
     Low,
     /// The highest address that fits; the range lies at the top of its hole. Aligned requests as
     /// for [`Mode::Low`], from the other end.
@@ -65,8 +66,8 @@ pub enum Mode {
     /// as later than its lower. Ages are known from the first request for [`Mode::Best`] or this
     /// one on: holes that were there by then count as made in address order.
     ///
-    /// Holes are looked at from the latest on until one serves, those that are too short as well: as
-    /// many as were made since, which can be all.
+    /// Holes are looked at from the latest on until one serves, those that are too short as well:
+    /// as many as were made since, which can be all.
     Evict,
 }
 

@@ -492,8 +492,8 @@ impl VaSpace {
     /// Figures over all zones. `largest_hole` and `high_water` are of the zone where they are
     /// greatest and the sum over zones, in that order.
     ///
-    /// Counting the holes takes a step for each live range and hole of the zones. Nothing else does:
-    /// the other figures are kept, but for a step per zone.
+    /// Counting the holes takes a step for each live range and hole of the zones. Nothing else
+    /// does: the other figures are kept, but for a step per zone.
     #[must_use]
     pub fn stats(&self) -> VaStats {
         self.pools

@@ -13,7 +13,8 @@ use vrampager_space::{
 const COUNT: usize = 256;
 const CELLS: u64 = COUNT as u64;
 
-/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or none.
+/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or
+/// none.
 const UNITS: [u64; 5] = [1, 1 << 24, 1 << 28, (1 << 31) - 2, 1 << 45];
 
 const COLORS: u32 = 3;
@@ -380,8 +381,8 @@ proptest! {
                 cells.set(span, Some(0));
                 live.push(span);
             } else {
-                let serves = |hole: &Span| hole.start().next_multiple_of(1 << align) + size <= hole.end();
-                prop_assert!(!cells.holes().iter().any(serves));
+                let end = |hole: &Span| hole.start().next_multiple_of(1 << align) + size;
+                prop_assert!(!cells.holes().iter().any(|hole| end(hole) <= hole.end()));
             }
             space.check();
         }

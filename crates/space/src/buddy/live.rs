@@ -17,10 +17,10 @@ const CHUNKS: u64 = 64;
 
 /// Two bits for each of 64 chunks.
 ///
-/// A block that ends in the word where it starts, or in the next, marks its last chunk in `sizes`. A
-/// longer one has no mark in the first word. The next word is all its own: the first two chunks are
-/// marked there, of which the second is no start, and the other bits are how many chunks follow the
-/// first word.
+/// A block that ends in the word where it starts, or in the next, marks its last chunk in `sizes`.
+/// A longer one has no mark in the first word. The next word is all its own: the first two chunks
+/// are marked there, of which the second is no start, and the other bits are how many chunks
+/// follow the first word.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Word {
     starts: u64,
@@ -136,6 +136,7 @@ impl Live {
     }
 }
 
+/// Does what [`Live::take`] does; `count` is not 0.
 #[inline]
 fn take_from(words: &mut [Word], first: u64, count: u64) -> bool {
     let (at, bit) = place(first);

@@ -25,8 +25,8 @@ pub enum Content {
     Cleared,
 }
 
-/// Space handed out by a [`Buddy`]. A copy of the record is not a second block: free it once, and as
-/// it is after the last [trim](Buddy::trim).
+/// Space handed out by a [`Buddy`]. A copy of the record is not a second block: free it once, and
+/// as it is after the last [trim](Buddy::trim).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Block {
@@ -250,8 +250,9 @@ impl Buddy {
         self.map.largest() << self.shift
     }
 
-    /// Bytes of host memory held for records. They are fixed, eleven bits per chunk, in spaces of up
-    /// to 2^28 chunks, and at most 8 KiB per block of the most that were ever live in larger ones.
+    /// Bytes of host memory held for records. They are fixed, eleven bits per chunk, in spaces of
+    /// up to 2^28 chunks, and at most 8 KiB per block of the most that were ever live in larger
+    /// ones.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.map.bytes() + self.live.bytes()
@@ -309,8 +310,8 @@ impl Buddy {
     /// Gives a live block back, with what it holds.
     ///
     /// # Panics
-    /// When `block` is not live: it was freed before, is a copy from before it was trimmed, or is not
-    /// of this space. Nothing has changed then.
+    /// When `block` is not live: it was freed before, is a copy from before it was trimmed, or is
+    /// not of this space. Nothing has changed then.
     pub fn free(&mut self, block: Block, content: Content) {
         let (first, count) = self.end_life(block);
         self.map.give(first, count, class(content));
