@@ -185,7 +185,11 @@ impl Calls {
         let flags = rustix::net::SocketFlags::CLOEXEC;
         let socket = rustix::net::accept_with(&self.listener, flags)?;
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        let client = Arc::new(Client::new(peer.pid)?);
+        let client = match Client::new(peer.pid) {
+            // It has ended, and asks for nothing any more.
+            Err(Errno::SRCH | Errno::NOENT) => return Ok(()),
+            client => Arc::new(client?),
+        };
         let number = self.next;
         self.next += 1;
         let data = EventData::new_u64(number);
@@ -237,5 +241,56 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
         let now = now();
         let progress = lock(machine).run(now);
         pace.note(ready.len(), progress, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+    use super::*;
+
+    /// Names the server to a child of a test, which is the test itself.
+    const SERVER: &str = "VRAMPAGER_TEST_SERVER";
+
+    fn name() -> String {
+        static TAKEN: AtomicU64 = AtomicU64::new(0);
+        let nth = TAKEN.fetch_add(1, Ordering::Relaxed);
+        format!("vrampager-test-calls-{}-{nth}", std::process::id())
+    }
+
+    /// This test in a process of its own.
+    fn again(test: &str, server: &str) -> Child {
+        let own = std::env::current_exe().unwrap();
+        let mut command = Command::new(own);
+        command
+            .args(["--exact", &format!("server::tests::{test}")])
+            .env(SERVER, server);
+        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn a_program_that_has_ended_already_is_no_failure() {
+        if let Ok(server) = std::env::var(SERVER) {
+            drop(wire::connect(&server).unwrap());
+            return;
+        }
+        for reaped in [false, true] {
+            let name = name();
+            let mut calls = Calls::new(&name).unwrap();
+            let mut child = again("a_program_that_has_ended_already_is_no_failure", &name);
+            if reaped {
+                assert!(child.wait().unwrap().success());
+            } else {
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                waitid(WaitId::Pid(Pid::from_child(&child)), options).unwrap();
+            }
+            calls.accept();
+            assert_eq!(calls.refused, None, "reaped: {reaped}");
+            assert!(calls.connections.is_empty(), "reaped: {reaped}");
+            child.wait().unwrap();
+        }
     }
 }
