@@ -117,6 +117,8 @@ struct Calls {
     next: u64,
     /// Why the last program could not be served: one that stays waiting is told of once.
     refused: Option<Errno>,
+    /// When to look again for programs that wait, where nothing is left to serve them with.
+    retry: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -144,12 +146,17 @@ impl Calls {
             ready,
             next: LISTENER + 1,
             refused: None,
+            retry: None,
         })
     }
 
     /// Connections with something to take, after waiting for one no longer than `pause`.
     fn wait(&mut self, pause: Timespec) -> Vec<u64> {
         const AT_ONCE: usize = 16;
+        if self.retry.is_some_and(|retry| now() >= retry) {
+            self.retry = None;
+            self.listen_for(EventFlags::IN);
+        }
         // Of the two, only this one counts in less than milliseconds.
         let mut polled = [PollFd::new(&self.ready, PollFlags::IN)];
         if !matches!(rustix::event::poll(&mut polled, Some(&pause)), Ok(1..)) {
@@ -171,8 +178,16 @@ impl Calls {
         numbers.collect()
     }
 
+    /// Programs that connect wait while there is nothing to serve them with. They would be
+    /// reported without a pause, so the listener is left alone for a while: descriptors come back
+    /// in many places, some of them in other processes.
     fn accept(&mut self) {
+        const PAUSE: u64 = 10_000_000;
         let refused = self.try_accept().err();
+        if let Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) = refused {
+            self.listen_for(EventFlags::empty());
+            self.retry = Some(now() + PAUSE);
+        }
         if let Some(error) = refused
             && self.refused != refused
         {
@@ -181,9 +196,25 @@ impl Calls {
         self.refused = refused;
     }
 
+    fn listen_for(&self, events: EventFlags) {
+        let listened = epoll::modify(
+            &self.ready,
+            &self.listener,
+            EventData::new_u64(LISTENER),
+            events,
+        );
+        listened.expect("the listener was added when it was made");
+    }
+
     fn try_accept(&mut self) -> Result<(), Errno> {
         let flags = rustix::net::SocketFlags::CLOEXEC;
+        // Whoever is accepted can be served: there is room for the files of a `Client`.
+        let room = (
+            rustix::io::fcntl_dupfd_cloexec(&self.listener, 0)?,
+            rustix::io::fcntl_dupfd_cloexec(&self.listener, 0)?,
+        );
         let socket = rustix::net::accept_with(&self.listener, flags)?;
+        drop(room);
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         let client = match Client::new(peer.pid) {
             // It has ended, and asks for nothing any more.
@@ -246,9 +277,12 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
     use std::process::{Child, Command};
 
-    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    use rustix::process::{
+        Pid, Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid,
+    };
 
     use super::*;
 
@@ -292,5 +326,48 @@ mod tests {
             assert!(calls.connections.is_empty(), "reaped: {reaped}");
             child.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn without_descriptors_programs_wait_and_the_server_does_not_spin() {
+        const NAME: &str = "without_descriptors_programs_wait_and_the_server_does_not_spin";
+        // The limit is of a whole process.
+        let Ok(name) = std::env::var(SERVER) else {
+            assert!(again(NAME, &name()).wait().unwrap().success());
+            return;
+        };
+        let mut calls = Calls::new(&name).unwrap();
+        let before = getrlimit(Resource::Nofile);
+        let waiting = wire::socket().unwrap();
+        // One is left, which is too few for a connection with all it needs.
+        let free = rustix::io::dup(&waiting).unwrap();
+        let one = Rlimit {
+            current: u64::try_from(free.as_raw_fd() + 1).ok(),
+            maximum: before.maximum,
+        };
+        setrlimit(Resource::Nofile, one).unwrap();
+        drop(free);
+        rustix::net::connect(&waiting, &wire::name_of(&name).unwrap()).unwrap();
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        assert_eq!(calls.wait(zero), [LISTENER]);
+        calls.accept();
+        assert_eq!(calls.refused, Some(Errno::MFILE));
+        assert_eq!(calls.wait(zero), [], "it looks again at once");
+        setrlimit(Resource::Nofile, before).unwrap();
+        let soon = Timespec {
+            tv_sec: 0,
+            tv_nsec: 1_000_000,
+        };
+        let end = now() + 10_000_000_000;
+        while calls.connections.is_empty() {
+            assert!(now() < end, "it never looks again");
+            if calls.wait(soon) == [LISTENER] {
+                calls.accept();
+            }
+        }
+        assert_eq!(calls.refused, None);
     }
 }

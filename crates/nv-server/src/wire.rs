@@ -103,7 +103,7 @@ pub struct Answer {
     pub file: Option<OwnedFd>,
 }
 
-fn name_of(server: &str) -> Result<SocketAddrUnix, Errno> {
+pub(crate) fn name_of(server: &str) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(server.as_bytes())
 }
 
@@ -111,7 +111,7 @@ fn name_of_file(server: &str, file: FileId) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("{server}/{}", file.0).as_bytes())
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
+pub(crate) fn socket() -> Result<OwnedFd, Errno> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
 }
