@@ -25,8 +25,8 @@ pub(crate) struct SimDriverArgs {
     /// Kill the process that makes the N-th ioctl, when that is done; exit 1 if there are fewer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     kill_at: Option<u64>,
-    /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    /// The program and its arguments; `--` before it ends the options
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
