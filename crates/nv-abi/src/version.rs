@@ -7,7 +7,7 @@ pub enum AbiVersion {
     V570,
     /// Releases 580 to 594.
     V580,
-    /// Releases 595 and later.
+    /// Releases 595 to 610.
     V610,
 }
 
@@ -15,8 +15,10 @@ impl AbiVersion {
     /// Every version, oldest first.
     pub const ALL: [Self; 3] = [Self::V570, Self::V580, Self::V610];
 
-    /// The version a driver of this release speaks; `None` for releases before 570 and for text
-    /// that is no release number.
+    /// The version a driver of this release speaks; `None` for releases before 570 and after 610,
+    /// and for text that is no release number. Layouts changed with branches before, and with the
+    /// wrong ones a status is read from another field: a later branch is unknown until its headers
+    /// have been read.
     ///
     /// ```
     /// use vrampager_nv_abi::AbiVersion;
@@ -30,7 +32,7 @@ impl AbiVersion {
         match major {
             570..580 => Some(Self::V570),
             580..595 => Some(Self::V580),
-            595.. => Some(Self::V610),
+            595..=610 => Some(Self::V610),
             _ => None,
         }
     }
@@ -50,6 +52,8 @@ mod tests {
             ("595.45.04", Some(AbiVersion::V610)),
             ("610.10", Some(AbiVersion::V610)),
             ("565.77", None),
+            ("611.1", None),
+            ("999.1", None),
             ("", None),
             ("five", None),
         ];

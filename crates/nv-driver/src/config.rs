@@ -24,13 +24,13 @@ pub struct Config {
     pub gpus: usize,
     /// Generation of each.
     pub arch: Arch,
-    /// Device memory of each, in bytes.
+    /// Device memory of each, in bytes: 4 MiB to 1 TiB.
     pub vram: u64,
-    /// CPU-visible window of each (BAR1), in bytes.
+    /// CPU-visible window of each (BAR1), in bytes: 64 KiB to 1 TiB.
     pub bar1: u64,
-    /// Host memory the driver may allocate, in bytes.
+    /// Host memory the driver may allocate, in bytes: 4 MiB to 64 TiB.
     pub host: u64,
-    /// Driver release; decides the layouts.
+    /// Driver release, of a branch that [`AbiVersion::of_release`] knows; decides the layouts.
     pub release: String,
     /// How long the GPUs take to begin with a ring entry, in nanoseconds.
     pub latency_ns: u64,
@@ -46,28 +46,77 @@ pub struct Config {
 #[non_exhaustive]
 pub enum ConfigError {
     /// No such key.
-    #[error(
-        "unknown key {key:?}: use gpus, arch, vram, bar1, host, release, latency, doorbell or fail"
-    )]
+    #[error("unknown key `{key}`; allowed are {KEYS}")]
     UnknownKey {
         /// What was given.
         key: String,
     },
     /// The value of a key is not one it can have.
-    #[error("bad value {value:?} for {key}")]
+    #[error("key `{key}` cannot be `{value}`; allowed is {allowed}")]
     BadValue {
         /// Key.
         key: &'static str,
         /// What was given.
         value: String,
+        /// What could have been.
+        allowed: &'static str,
     },
     /// A failure to inject could not be read.
-    #[error("cannot read the failure to inject")]
+    #[error(transparent)]
     Injection(#[from] InjectionError),
 }
 
+const KEYS: &str = "gpus, arch, vram, bar1, host, release, latency, doorbell, fail";
+
 /// More would not have distinct device instances.
 const GPUS_MAX: usize = 32;
+
+/// A size that a key can have.
+struct Sizes {
+    key: &'static str,
+    min: u64,
+    max: u64,
+    allowed: &'static str,
+}
+
+/// Below it clients have no room for their rings, let alone for data. The driver tells the size in
+/// KiB with 32 bits, which are enough for twice as much again.
+const VRAM: Sizes = Sizes {
+    key: "vram",
+    min: 4 << 20,
+    max: 1 << 40,
+    allowed: "a size from 4M to 1T in whole pages of 4K, such as 8G",
+};
+/// The smallest window shows one doorbell page and one ring at a time.
+const BAR1: Sizes = Sizes {
+    key: "bar1",
+    min: 64 << 10,
+    max: 1 << 40,
+    allowed: "a size from 64K to 1T in whole pages of 4K, such as 256M",
+};
+/// As much as Linux addresses with page tables of four levels.
+const HOST: Sizes = Sizes {
+    key: "host",
+    min: 4 << 20,
+    max: 64 << 40,
+    allowed: "a size from 4M to 64T in whole pages of 4K, such as 16G",
+};
+
+impl Sizes {
+    fn read(&self, text: &str) -> Result<u64, ConfigError> {
+        let fits = |size: &u64| (self.min..=self.max).contains(size) && size.is_multiple_of(4096);
+        let size = parse_size(text).ok().filter(fits);
+        size.ok_or_else(|| bad(self.key, text, self.allowed))
+    }
+}
+
+fn bad(key: &'static str, value: &str, allowed: &'static str) -> ConfigError {
+    ConfigError::BadValue {
+        key,
+        value: value.to_owned(),
+        allowed,
+    }
+}
 
 impl Default for Config {
     /// One Ada GPU with 24 GiB, all of it CPU-visible, and the release clients know best.
@@ -120,40 +169,42 @@ impl Config {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
-        let bad = |key| ConfigError::BadValue {
-            key,
-            value: value.to_owned(),
-        };
+        let or = |key, allowed| move || bad(key, value, allowed);
         match key {
             "gpus" => {
-                let gpus = value.parse().map_err(|_| bad("gpus"))?;
-                self.gpus = (1..=GPUS_MAX)
-                    .contains(&gpus)
-                    .then_some(gpus)
-                    .ok_or(bad("gpus"))?;
+                let gpus = value.parse().ok();
+                let gpus = gpus.filter(|gpus| (1..=GPUS_MAX).contains(gpus));
+                self.gpus = gpus.ok_or_else(or("gpus", "1 to 32"))?;
             }
             "arch" => {
-                self.arch = match value {
-                    "ampere" => Arch::Ampere,
-                    "ada" => Arch::Ada,
-                    "blackwell" => Arch::Blackwell,
-                    _ => return Err(bad("arch")),
-                }
+                let arch = match value {
+                    "ampere" => Some(Arch::Ampere),
+                    "ada" => Some(Arch::Ada),
+                    "blackwell" => Some(Arch::Blackwell),
+                    _ => None,
+                };
+                self.arch = arch.ok_or_else(or("arch", "ampere, ada or blackwell"))?;
             }
-            "vram" => self.vram = parse_size(value).map_err(|_| bad("vram"))?,
-            "bar1" => self.bar1 = parse_size(value).map_err(|_| bad("bar1"))?,
-            "host" => self.host = parse_size(value).map_err(|_| bad("host"))?,
+            "vram" => self.vram = VRAM.read(value)?,
+            "bar1" => self.bar1 = BAR1.read(value)?,
+            "host" => self.host = HOST.read(value)?,
             "release" => {
-                AbiVersion::of_release(value).ok_or(bad("release"))?;
-                value.clone_into(&mut self.release);
+                let known = is_release(value) && AbiVersion::of_release(value).is_some();
+                let release = known.then(|| value.to_owned());
+                self.release = release
+                    .ok_or_else(or("release", "a release of 570 to 610, such as 580.82.07"))?;
             }
-            "latency" => self.latency_ns = nanoseconds(value).ok_or(bad("latency"))?,
+            "latency" => {
+                let allowed = "a whole number of ns, us or ms, such as 10us";
+                self.latency_ns = nanoseconds(value).ok_or_else(or("latency", allowed))?;
+            }
             "doorbell" => {
-                self.strict_doorbell = match value {
-                    "strict" => true,
-                    "any" => false,
-                    _ => return Err(bad("doorbell")),
-                }
+                let strict = match value {
+                    "strict" => Some(true),
+                    "any" => Some(false),
+                    _ => None,
+                };
+                self.strict_doorbell = strict.ok_or_else(or("doorbell", "any or strict"))?;
             }
             "fail" => self.injections.push(value.parse()?),
             _ => {
@@ -164,6 +215,12 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Whether a text is numbers between dots, and short enough for the driver's fields.
+fn is_release(text: &str) -> bool {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    text.len() <= 32 && text.split('.').all(number)
 }
 
 /// A whole number with its unit: `ns`, `us` or `ms`.
@@ -205,15 +262,33 @@ mod tests {
     }
 
     #[test]
+    fn a_size_has_both_limits_and_nothing_beyond_them() {
+        for sizes in [VRAM, BAR1, HOST] {
+            let read = |size: u64| Config::parse(&format!("{}={size}", sizes.key)).is_ok();
+            assert!(read(sizes.min) && read(sizes.max), "{}", sizes.key);
+            let outside = [0, 1, sizes.min - 4096, sizes.max + 4096, u64::MAX];
+            assert!(!outside.into_iter().any(read), "{}", sizes.key);
+        }
+    }
+
+    #[test]
     fn a_bad_pair_is_named() {
         for (text, message) in [
-            ("gpus=0", "bad value \"0\" for gpus"),
-            ("gpus=33", "bad value \"33\" for gpus"),
-            ("vram=lots", "bad value \"lots\" for vram"),
-            ("release=535.1", "bad value \"535.1\" for release"),
-            ("latency=5", "bad value \"5\" for latency"),
-            ("doorbell=loud", "bad value \"loud\" for doorbell"),
-            ("colour=red", "unknown key \"colour\""),
+            ("gpus=0", "key `gpus` cannot be `0`; allowed is 1 to 32"),
+            ("gpus=33", "key `gpus` cannot be `33`"),
+            ("vram=lots", "key `vram` cannot be `lots`"),
+            (
+                "vram=4097",
+                "key `vram` cannot be `4097`; allowed is a size",
+            ),
+            ("release=535.1", "key `release` cannot be `535.1`"),
+            ("release=611.1", "key `release` cannot be `611.1`"),
+            ("release=570.x", "key `release` cannot be `570.x`"),
+            ("release=570.", "key `release` cannot be `570.`"),
+            ("latency=5", "key `latency` cannot be `5`"),
+            ("doorbell=loud", "key `doorbell` cannot be `loud`"),
+            ("colour=red", "unknown key `colour`; allowed are gpus,"),
+            ("fail=io:1:1:1", "\"io:1:1:1\" is not kind:number:nth"),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();
             assert!(error.starts_with(message), "{text}: {error}");

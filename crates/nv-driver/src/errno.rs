@@ -61,6 +61,11 @@ impl Errno {
         known.find(|errno| errno.number() == number)
     }
 
+    /// All of their names.
+    pub(crate) fn names() -> String {
+        Self::NAMES.map(|(_, name)| name).join(", ")
+    }
+
     /// The error called `name`, such as `EINVAL`.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {

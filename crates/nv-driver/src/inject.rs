@@ -48,7 +48,9 @@ pub struct Injection {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error(
     "{text:?} is not kind:number:nth:failure, such as uvm:73:1:0x51 or esc:0x57:2:ENOMEM \
-     (kinds: esc, alloc, ctrl, uvm, any)"
+     (kinds: esc, alloc, ctrl, uvm, any); failures are a status by its number or an errno by its \
+     name: {}",
+    Errno::names()
 )]
 pub struct InjectionError {
     /// What was given.

@@ -26,7 +26,7 @@ pub enum SetupError {
         answer: Answer,
     },
     /// The driver is of a release whose layouts are not known.
-    #[error("driver release {release:?} is not supported")]
+    #[error("driver release {release:?} is not supported, only 570 to 610")]
     Release {
         /// What the driver says it is.
         release: String,

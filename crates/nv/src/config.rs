@@ -98,7 +98,7 @@ mod tests {
             ("gpu0", "`gpu0` is no number of a GPU"),
             ("0,", "`` is no number of a GPU"),
             ("sim,visible=a", "`a` is no number of a GPU"),
-            ("sim,colour=red", "unknown key \"colour\""),
+            ("sim,colour=red", "unknown key `colour`"),
         ] {
             let error = text.parse::<Config>().unwrap_err().to_string();
             assert!(error.starts_with(message), "{text}: {error}");

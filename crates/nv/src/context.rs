@@ -98,7 +98,7 @@ impl Link {
             .control("ask for the release", to, version.as_mut_bytes(), None)?;
         let text = version.driver_version.split(|&byte| byte == 0).next();
         let text = std::str::from_utf8(text.unwrap_or_default()).unwrap_or_default();
-        let unknown = HalError::Unsupported("a driver release before 570");
+        let unknown = HalError::Unsupported("a driver release other than 570 to 610");
         let abi = AbiVersion::of_release(text).ok_or(unknown)?;
         (self.client.abi, self.uvm.abi) = (abi, abi);
         Ok(())

@@ -232,5 +232,5 @@ fn a_machine_that_cannot_be_read_is_a_wrong_argument() {
     let output = output.unwrap();
     assert_eq!(code(&output), 2);
     let error = stderr(&output);
-    assert!(error.contains("bad value \"0\" for gpus"), "{error}");
+    assert!(error.contains("key `gpus` cannot be `0`"), "{error}");
 }

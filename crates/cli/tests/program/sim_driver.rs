@@ -41,3 +41,49 @@ fn what_follows_the_program_is_its_own_and_a_hyphen_may_begin_its_name_behind_tw
     assert_eq!(code(&output), 1, "{message}");
     assert!(message.contains("starting -no-such-program"), "{message}");
 }
+
+#[test]
+fn machines_that_cannot_be_are_refused_with_what_can_be_on_every_way_in() {
+    for (machine, part) in [
+        ("gpus=33", "key `gpus` cannot be `33`; allowed is 1 to 32"),
+        ("arch=hopper", "allowed is ampere, ada or blackwell"),
+        ("vram=0", "allowed is a size from 4M to 1T"),
+        ("bar1=0", "allowed is a size from 64K to 1T"),
+        ("host=0", "allowed is a size from 4M to 64T"),
+        ("release=999", "allowed is a release of 570 to 610"),
+        ("latency=5", "allowed is a whole number of ns, us or ms"),
+        ("fail=uvm:73:1", "(kinds: esc, alloc, ctrl, uvm, any)"),
+    ] {
+        for line in [
+            format!("sim-driver --sim {machine} -- true"),
+            format!("probe --device nv:sim,{machine}"),
+            format!("accept --device nv:sim,{machine}"),
+            format!("info --device nv:sim,{machine}"),
+        ] {
+            let output = here(&line);
+            let message = stderr(&output);
+            assert_eq!(code(&output), 2, "{line}: {message}");
+            assert!(message.contains(part), "{line}: {message}");
+        }
+    }
+}
+
+#[test]
+fn the_smallest_and_the_largest_machine_keep_the_promises_of_the_contracts() {
+    for machine in ["vram=4M,bar1=64K,host=4M", "vram=1T,bar1=1T,host=64T"] {
+        for command in ["accept"] {
+            let output = here(&format!("{command} --device nv:sim,{machine}"));
+            let report = stdout(&output);
+            assert_eq!(code(&output), 0, "{machine}: {report}{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn devices_too_small_for_the_suites_fail_and_break_nothing() {
+    for vram in ["4K", "8K", "64K"] {
+        let output = here(&format!("accept --device sim:vram={vram}"));
+        assert_eq!(code(&output), 6, "{vram}: {}", stdout(&output));
+        assert_eq!(stderr(&output), "", "{vram}");
+    }
+}

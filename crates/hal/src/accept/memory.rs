@@ -277,9 +277,14 @@ fn out_of_memory(bench: &mut Bench) -> Verdict {
     Ok(())
 }
 
+/// A device that is too small for what the suite needs fails for lack of memory.
+fn half_of_vram(bench: &Bench) -> u64 {
+    PAGE.down(bench.gpu.info.vram_bytes / 2).max(SMALL)
+}
+
 fn reuse(bench: &mut Bench) -> Verdict {
     // Half of VRAM at a time: what a driver keeps for itself leaves that much.
-    let size = PAGE.down(bench.gpu.info.vram_bytes / 2);
+    let size = half_of_vram(bench);
     for _ in 0..8 {
         let mem = bench.gpu.memory.create(Heap::Vram, size)?;
         bench.gpu.release.destroy(mem)?;
@@ -444,7 +449,7 @@ fn shared(bench: &mut Bench) -> Verdict {
 
 fn shared_last(bench: &mut Bench) -> Verdict {
     bench.with_another(|bench, other| {
-        let size = PAGE.down(bench.gpu.info.vram_bytes / 2);
+        let size = half_of_vram(bench);
         let own = bench.buffer(Heap::Vram, size)?;
         // However much VRAM there is, only the two ends of its half are touched.
         let ends = [0, size - SMALL];

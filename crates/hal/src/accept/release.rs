@@ -311,7 +311,7 @@ fn close(bench: &mut Bench) -> Verdict {
 fn leftovers_are_freed(discovery: &dyn Discovery, device: DeviceId) -> Check {
     // More than half of VRAM: a second one fits only where the first has gone.
     let body: DeviceCheck = (REOPENED, |bench| {
-        let size = PAGE.down(bench.gpu.info.vram_bytes / 8 * 5);
+        let size = PAGE.down(bench.gpu.info.vram_bytes / 8 * 5).max(PAGE_SIZE);
         bench.gpu.memory.create(Heap::Vram, size)?;
         Ok(())
     });

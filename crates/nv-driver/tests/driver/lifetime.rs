@@ -240,9 +240,9 @@ fn unmapping_the_middle_keeps_both_ends_and_their_memory() {
 
 #[test]
 fn device_memory_is_handed_out_in_64_kib_and_runs_out_as_no_memory() {
-    let mut client = Client::new("vram=1M");
+    let mut client = Client::new("vram=4M");
     let gpu = client.gpu(0);
-    let held: Vec<_> = (0..16).map(|_| client.vidmem(gpu, 4096).unwrap()).collect();
+    let held: Vec<_> = (0..64).map(|_| client.vidmem(gpu, 4096).unwrap()).collect();
     assert_eq!(
         client.vidmem(gpu, 4096),
         Err(Answer::Status(Status::NO_MEMORY))
