@@ -62,16 +62,17 @@ fn report_json(report: &Report) -> Value {
         "release": report.release,
         "passed": report.passed(),
         "tried": report.tried(),
+        "skipped": report.skipped(),
         "rows": report.rows.iter().map(row_json).collect::<Vec<_>>(),
     })
 }
 
 fn row_json(row: &Tried) -> Value {
-    let (outcome, got) = match row.outcome {
-        Outcome::Same => ("same", None),
-        Outcome::Other(answer) => ("other", Some(answer.to_string())),
-        Outcome::Changed => ("changed", None),
-        Outcome::Skipped(_) => ("skipped", None),
+    let (outcome, got, why) = match row.outcome {
+        Outcome::Same => ("same", None, None),
+        Outcome::Other(answer) => ("other", Some(answer.to_string()), None),
+        Outcome::Changed => ("changed", None, None),
+        Outcome::Skipped(why) => ("skipped", None, Some(why)),
     };
     json!({
         "group": row.group,
@@ -79,6 +80,7 @@ fn row_json(row: &Tried) -> Value {
         "expected": row.expected.to_string(),
         "outcome": outcome,
         "got": got,
+        "why": why,
     })
 }
 

@@ -272,15 +272,31 @@ impl<N: Nodes> Client<N> {
     where
         P: FromBytes + IntoBytes + Immutable,
     {
+        self.control_bytes(object, cmd, params.as_mut_bytes())
+    }
+
+    /// A control whose parameters depend on the version.
+    fn control_bytes(&mut self, object: Handle, cmd: u32, params: &mut [u8]) -> Result<(), Answer> {
         let mut packet = RmControl::new_zeroed();
         packet.client = self.root;
         packet.object = object;
         packet.cmd = cmd;
-        packet.params = self.put_first(params.as_bytes());
-        packet.params_size = u32::try_from(size_of::<P>()).expect("parameters are small");
+        packet.params = self.put_first(params);
+        packet.params_size = u32::try_from(params.len()).expect("parameters are small");
         let result = self.manage(escape::RM_CONTROL, &mut packet, |p| p.status);
-        self.take_back(params.as_mut_bytes());
+        self.take_back(params);
         result
+    }
+
+    /// Bytes of a GPU's CPU-visible window.
+    pub(crate) fn bar1(&mut self, gpu: Gpu) -> Result<u64, SetupError> {
+        let mut params = vec![0; ctrl::fb_info_size(self.abi)];
+        params[..4].copy_from_slice(&1_u32.to_le_bytes());
+        params[4..8].copy_from_slice(&ctrl::fb::BAR1_SIZE.to_le_bytes());
+        let asked = self.control_bytes(gpu.subdevice, ctrl::FB_GET_INFO_V2, &mut params);
+        asked.stage("ask for the size of BAR1")?;
+        let kib = u32::from_le_bytes(*params[8..].first_chunk().expect("an entry has 8 bytes"));
+        Ok(u64::from(kib) << 10)
     }
 
     /// A UVM command on the file with the VA space.

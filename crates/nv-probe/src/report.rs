@@ -71,8 +71,14 @@ impl Report {
     /// Rows that were tried, without those skipped.
     #[must_use]
     pub fn tried(&self) -> usize {
+        self.rows.len() - self.skipped()
+    }
+
+    /// Rows that could not be asked on this machine.
+    #[must_use]
+    pub fn skipped(&self) -> usize {
         let skipped = |row: &&Tried| matches!(row.outcome, Outcome::Skipped(_));
-        self.rows.len() - self.rows.iter().filter(skipped).count()
+        self.rows.iter().filter(skipped).count()
     }
 }
 
@@ -88,10 +94,10 @@ impl fmt::Display for Report {
             writeln!(f, "  {:<46} {expected:<30} {}", row.what, row.outcome)?;
         }
         let failed = self.rows.iter().filter(|row| row.failed()).count();
-        let (tried, release) = (self.tried(), &self.release);
+        let (tried, skipped, release) = (self.tried(), self.skipped(), &self.release);
         writeln!(
             f,
-            "driver {release}: {tried} bad inputs, {failed} answered otherwise"
+            "driver {release}: {tried} bad inputs, {failed} answered otherwise, {skipped} skipped"
         )
     }
 }

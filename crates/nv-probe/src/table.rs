@@ -31,7 +31,7 @@ const GROUPS: [(&str, &[Row]); 9] = [
 /// A bad input.
 struct Row {
     what: &'static str,
-    needs: Needs,
+    needs: &'static [Needs],
     expected: Answer,
     attempt: Attempt,
 }
@@ -42,16 +42,19 @@ type Attempt = fn(&mut Machine<'_>) -> Result<(), Answer>;
 /// What a row needs besides a GPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
-    Nothing,
     /// A second GPU.
     Two,
+    /// A device instance without a GPU.
+    Fewer,
+    /// A CPU-visible window of [`WINDOW`] bytes.
+    Window,
     /// A kernel that wants UVM tied to the process.
     Tie,
 }
 
 impl Row {
     const fn status(what: &'static str, expected: Status, attempt: Attempt) -> Self {
-        let (needs, expected) = (Needs::Nothing, Answer::Status(expected));
+        let (needs, expected) = (&[] as &[Needs], Answer::Status(expected));
         Self {
             what,
             needs,
@@ -61,7 +64,7 @@ impl Row {
     }
 
     const fn errno(what: &'static str, expected: Errno, attempt: Attempt) -> Self {
-        let (needs, expected) = (Needs::Nothing, Answer::Errno(expected.number()));
+        let (needs, expected) = (&[] as &[Needs], Answer::Errno(expected.number()));
         Self {
             what,
             needs,
@@ -70,7 +73,7 @@ impl Row {
         }
     }
 
-    const fn needing(self, needs: Needs) -> Self {
+    const fn needing(self, needs: &'static [Needs]) -> Self {
         Self { needs, ..self }
     }
 }
@@ -81,6 +84,10 @@ const DATA: u64 = VA + (64 << 20);
 /// Addresses that nothing uses.
 const FREE: u64 = VA + (32 << 20);
 const MIB: u64 = 1 << 20;
+/// CPU-visible window for rows that map up to two buffers.
+const WINDOW: u64 = 2 * MIB;
+/// Device instances that a driver has.
+const INSTANCES: usize = 32;
 /// A handle that names nothing.
 const UNKNOWN: Handle = 0xDEAD;
 
@@ -90,6 +97,10 @@ struct Machine<'a> {
     client: Client<&'a mut dyn Nodes>,
     one: Gpu,
     two: Option<Gpu>,
+    /// How many there are in all.
+    gpus: usize,
+    /// Bytes of the CPU-visible window.
+    window: u64,
     classes: Classes,
     group: Handle,
     share: Handle,
@@ -144,10 +155,13 @@ impl<'a> Machine<'a> {
             None => None,
         };
         let list = client.classes(one.device)?;
+        let window = client.bar1(one)?;
         let mut machine = Self {
             client,
             one,
             two,
+            gpus: cards.len(),
+            window,
             classes: Classes::of(&list)?,
             group: 0,
             share: 0,
@@ -188,17 +202,20 @@ impl<'a> Machine<'a> {
     }
 
     fn lacks(&self, needs: Needs) -> Option<&'static str> {
-        match needs {
-            Needs::Two if self.two.is_none() => Some("needs a second GPU"),
-            Needs::Tie if self.client.tie.is_none() => {
-                Some("the kernel does not want UVM tied to the process")
-            }
-            Needs::Nothing | Needs::Two | Needs::Tie => None,
-        }
+        let (there, why) = match needs {
+            Needs::Two => (self.two.is_some(), "needs a second GPU"),
+            Needs::Fewer => (self.gpus < INSTANCES, "needs fewer than 32 GPUs"),
+            Needs::Window => (self.window >= WINDOW, "needs a CPU-visible window of 2 MiB"),
+            Needs::Tie => (
+                self.client.tie.is_some(),
+                "the kernel does not want UVM tied to the process",
+            ),
+        };
+        (!there).then_some(why)
     }
 
     fn try_row(&mut self, row: &Row) -> Outcome {
-        if let Some(why) = self.lacks(row.needs) {
+        if let Some(why) = row.needs.iter().find_map(|&needs| self.lacks(needs)) {
             return Outcome::Skipped(why);
         }
         let before = self.client.nodes().live();
@@ -278,10 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn rows_for_two_gpus_are_skipped_on_one() {
-        let report = report("gpus=1");
-        assert!(report.passed(), "{report}");
-        assert!(report.tried() < report.rows.len());
+    fn rows_that_a_machine_cannot_be_asked_are_skipped() {
+        for (machine, skipped) in [("gpus=1", 5), ("gpus=32", 1), ("gpus=2,bar1=64K", 7)] {
+            let report = report(machine);
+            assert!(report.passed(), "{report}");
+            assert_eq!(report.skipped(), skipped, "{report}");
+            assert_eq!(report.tried(), report.rows.len() - skipped);
+        }
     }
 
     #[test]

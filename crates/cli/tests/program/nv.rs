@@ -78,6 +78,29 @@ fn the_simulated_driver_passes_the_probe() {
 }
 
 #[test]
+fn rows_that_a_machine_cannot_be_asked_are_skipped_with_the_reason_and_counted() {
+    for (machine, skipped, why) in [
+        ("gpus=32", 1, "needs fewer than 32 GPUs"),
+        ("gpus=2,bar1=64K", 7, "needs a CPU-visible window of 2 MiB"),
+        ("gpus=1", 5, "needs a second GPU"),
+    ] {
+        let device = format!("nv:sim,{machine}");
+        let output = vrampager(&["probe", "--json", "--device", &device]).output();
+        let output = output.unwrap();
+        assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+        let report = json(&output);
+        assert_eq!(report["skipped"], skipped, "{machine}");
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(report["tried"], rows.len() - skipped, "{machine}");
+        let without = rows.iter().filter(|row| row["outcome"] == "skipped");
+        let reasons: Vec<_> = without.map(|row| row["why"].as_str().unwrap()).collect();
+        assert_eq!(reasons, vec![why; skipped], "{machine}");
+        let text = stdout(&vrampager(&["probe", "--device", &device]).output().unwrap());
+        assert!(text.ends_with(&format!(", {skipped} skipped\n")), "{text}");
+    }
+}
+
+#[test]
 fn a_bring_up_that_is_refused_is_an_error_with_its_stage() {
     let device = "nv:sim,gpus=2,fail=uvm:73:3:0x40";
     let output = vrampager(&["probe", "--device", device]).output().unwrap();

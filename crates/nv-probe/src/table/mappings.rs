@@ -46,7 +46,8 @@ pub(super) const CPU: &[Row] = &[
     }),
     Row::status("no file", Status::INVALID_ARGUMENT, |m| {
         map_with(m, |p| p.fd = -1)
-    }),
+    })
+    .needing(&[Needs::Window]),
     Row::status(
         "a control file for device memory",
         Status::INVALID_ARGUMENT,
@@ -54,12 +55,13 @@ pub(super) const CPU: &[Row] = &[
             let fd = m.client.open(Node::Control)?;
             map_on(m, m.memory, fd)
         },
-    ),
+    )
+    .needing(&[Needs::Window]),
     Row::status("the other GPU's file", Status::INVALID_ARGUMENT, |m| {
         let fd = m.client.linked(m.two().minor)?;
         map_on(m, m.memory, fd)
     })
-    .needing(Needs::Two),
+    .needing(&[Needs::Two, Needs::Window]),
     Row::status("a file that carries a mapping", Status::STATE_IN_USE, |m| {
         let fd = m.client.linked(m.one.minor)?;
         let packet = m.client.map_packet(m.one, m.memory, MIB, fd);
@@ -67,7 +69,8 @@ pub(super) const CPU: &[Row] = &[
         let result = map_on(m, m.memory, fd);
         unmap(m, linear)?;
         result
-    }),
+    })
+    .needing(&[Needs::Window]),
     Row::status("pinned pages", Status::NOT_SUPPORTED, |m| {
         let mut packet = m.client.pin_packet(m.one, MIB);
         let fd = m.one.fd;

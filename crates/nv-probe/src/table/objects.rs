@@ -4,7 +4,7 @@ use vrampager_nv_abi::escape::{self, RmAlloc, RmControl, RmDupObject, RmFree, Rm
 use vrampager_nv_abi::{Handle, Status, class, ctrl};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::{MIB, Machine, Row, UNKNOWN};
+use super::{MIB, Machine, Needs, Row, UNKNOWN};
 use crate::nodes::{Answer, NOWHERE};
 
 pub(super) const OBJECTS: &[Row] = &[
@@ -76,7 +76,8 @@ pub(super) const OBJECTS: &[Row] = &[
     Row::status("device 32", Status::INVALID_ARGUMENT, |m| device(m, 32)),
     Row::status("device 31 of fewer", Status::INVALID_STATE, |m| {
         device(m, 31)
-    }),
+    })
+    .needing(&[Needs::Fewer]),
     Row::status(
         "virtual memory beyond 57 bits",
         Status::INVALID_LIMIT,

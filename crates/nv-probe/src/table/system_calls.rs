@@ -51,7 +51,7 @@ pub(super) const ROWS: &[Row] = &[
     Row::errno("a list of fewer cards than there are", Errno::Inval, |m| {
         blank(m, m.client.ctl, escape::CARD_INFO, size_of::<CardInfo>())
     })
-    .needing(Needs::Two),
+    .needing(&[Needs::Two]),
     Row::errno("a file linked twice", Errno::Inval, |m| {
         register(m, m.one.fd, m.client.ctl)
     }),
@@ -85,13 +85,16 @@ pub(super) const ROWS: &[Row] = &[
     }),
     Row::errno("mmap of half a GPU mapping", Errno::NxIo, |m| {
         mmap_device(m, MIB / 2, 0)
-    }),
+    })
+    .needing(&[Needs::Window]),
     Row::errno("mmap of a GPU mapping and more", Errno::NxIo, |m| {
         mmap_device(m, 2 * MIB, 0)
-    }),
+    })
+    .needing(&[Needs::Window]),
     Row::errno("mmap from inside a mapping", Errno::Inval, |m| {
         mmap_device(m, MIB, 0x1000)
-    }),
+    })
+    .needing(&[Needs::Window]),
     Row::errno("mmap of host memory and more", Errno::Range, |m| {
         let mut params = m.client.memory_params(MIB);
         let parent = m.one.device;

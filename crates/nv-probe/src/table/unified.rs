@@ -100,7 +100,7 @@ pub(super) const RANGES: &[Row] = &[
             m.client.uvm(uvm::MAP_EXTERNAL_ALLOCATION, &mut packet)
         },
     )
-    .needing(Needs::Two),
+    .needing(&[Needs::Two]),
     Row::status(
         "one GPU of two that is no peer",
         Status::INVALID_DEVICE,
@@ -112,7 +112,7 @@ pub(super) const RANGES: &[Row] = &[
             m.client.uvm(uvm::MAP_EXTERNAL_ALLOCATION, &mut packet)
         },
     )
-    .needing(Needs::Two),
+    .needing(&[Needs::Two]),
     Row::status(
         "mapping for a GPU without a VA space",
         Status::INVALID_DEVICE,
@@ -199,7 +199,7 @@ pub(super) const REGISTRATIONS: &[Row] = &[
             peers(m, uvm::DISABLE_PEER_ACCESS, uuid)
         },
     )
-    .needing(Needs::Two),
+    .needing(&[Needs::Two]),
     Row::status("a file without a VA space", Status::ILLEGAL_ACTION, |m| {
         let fd = m.client.open(Node::Uvm)?;
         m.client
@@ -227,12 +227,12 @@ pub(super) const REGISTRATIONS: &[Row] = &[
             m.client.uvm_on(fd, uvm::INITIALIZE, &mut packet)
         },
     )
-    .needing(Needs::Tie),
+    .needing(&[Needs::Tie]),
     Row::status("a VA space tied twice", Status::INVALID_STATE, |m| {
         let (fd, target) = (m.client.open(Node::Uvm)?, m.client.uvm);
         tie(m, fd, target)
     })
-    .needing(Needs::Tie),
+    .needing(&[Needs::Tie]),
     Row::status("a file tied to itself", Status::IN_USE, |m| {
         let fd = m.client.uvm;
         tie(m, fd, fd)
@@ -258,7 +258,7 @@ pub(super) const REGISTRATIONS: &[Row] = &[
             m.client.range(FREE, MIB)
         },
     )
-    .needing(Needs::Tie),
+    .needing(&[Needs::Tie]),
 ];
 
 fn map_with(m: &mut Machine<'_>, set: fn(&mut uvm::MapExternalAllocation)) -> Result<(), Answer> {
