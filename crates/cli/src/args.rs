@@ -90,7 +90,8 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Which device, with its settings
+    /// Which device: `sim:KEY=VALUE,...`, `nv` for all GPUs of the machine, `nv:0` for one of
+    /// them, or `nv:sim,KEY=VALUE,...` for those of a simulated driver
     #[arg(long, value_name = "DEVICE", default_value = "sim:vram=256M")]
     pub(crate) device: String,
     /// Print one JSON object

@@ -3,8 +3,9 @@
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
+use vrampager_hal::HalError;
 use vrampager_nv_driver::Config;
-use vrampager_nv_probe::{Outcome, RealNodes, Report, SimNodes, Tried, run};
+use vrampager_nv_probe::{Answer, Outcome, RealNodes, Report, SetupError, SimNodes, Tried, run};
 
 use crate::exit::{Exit, Failure};
 
@@ -46,7 +47,9 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<(String, Option<Exit>), Failure>
         Target::Simulated(machine) => run(&mut SimNodes::new(Config::clone(machine)), 0),
         Target::Real { minor } => run(&mut RealNodes::default(), *minor),
     };
-    let report = report.context("the GPU cannot be brought up");
+    let report = report
+        .map_err(explained)
+        .context("the GPU cannot be brought up");
     let report = report.map_err(|error| Failure::new(Exit::Failed, error))?;
     let text = if args.json {
         report_json(&report).to_string()
@@ -54,6 +57,18 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<(String, Option<Exit>), Failure>
         report.to_string()
     };
     Ok((text, (!report.passed()).then_some(Exit::Invariant)))
+}
+
+/// A driver that is not there is told as everywhere else.
+fn explained(error: SetupError) -> anyhow::Error {
+    if let SetupError::Node {
+        node,
+        answer: Answer::Errno(errno),
+    } = error
+    {
+        return HalError::NoDriver { node, errno }.into();
+    }
+    error.into()
 }
 
 fn report_json(report: &Report) -> Value {

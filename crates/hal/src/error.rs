@@ -74,6 +74,19 @@ pub enum HalError {
         /// The driver's name for it.
         status_name: &'static str,
     },
+    /// A node of the kernel driver cannot be opened: the driver is not there, or not for this user.
+    #[error(
+        "{node} cannot be opened: {}; load NVIDIA's kernel driver and make its nodes \
+         (`nvidia-modprobe -c 0 -u`), see that you may read and write them, or use `nv:sim`, \
+         which needs none",
+        std::io::Error::from_raw_os_error(*errno)
+    )]
+    NoDriver {
+        /// The node's path.
+        node: &'static str,
+        /// The error of the system call.
+        errno: i32,
+    },
     /// This back end cannot do it, ever.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
@@ -111,7 +124,7 @@ impl HalError {
             Self::QueueFull { .. } | Self::Timeout { .. } | Self::Busy(_) => HalErrorKind::Busy,
             Self::Fault(_) => HalErrorKind::Fault,
             Self::DeviceLost(_) => HalErrorKind::DeviceLost,
-            Self::Driver { .. } | Self::NoDevice(_) => HalErrorKind::Driver,
+            Self::Driver { .. } | Self::NoDriver { .. } | Self::NoDevice(_) => HalErrorKind::Driver,
             Self::Unsupported(_) => HalErrorKind::Unsupported,
         }
     }

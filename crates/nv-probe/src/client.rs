@@ -31,6 +31,14 @@ pub enum SetupError {
         /// What the driver says it is.
         release: String,
     },
+    /// A node cannot be opened.
+    #[error("{node} cannot be opened: {answer}")]
+    Node {
+        /// The node's path.
+        node: &'static str,
+        /// The error of the system call.
+        answer: Answer,
+    },
     /// There is no GPU of this number.
     #[error("there is no GPU {minor}")]
     NoGpu {
@@ -54,6 +62,11 @@ impl<T> Stage<T> for Result<T, Answer> {
     fn stage(self, stage: &'static str) -> Result<T, SetupError> {
         self.map_err(|answer| SetupError::Refused { stage, answer })
     }
+}
+
+/// Names the node that could not be opened.
+fn closed(node: &'static str) -> impl Fn(Answer) -> SetupError {
+    move |answer| SetupError::Node { node, answer }
 }
 
 /// One process with a client of the resource manager and a VA space of unified memory.
@@ -114,8 +127,10 @@ impl<N: Nodes> Client<N> {
             opened: Vec::new(),
             used: 0,
         };
-        client.ctl = client.open(Node::Control).stage("open control node")?;
-        client.uvm = client.open(Node::Uvm).stage("open UVM node")?;
+        client.ctl = client
+            .open(Node::Control)
+            .map_err(closed("/dev/nvidiactl"))?;
+        client.uvm = client.open(Node::Uvm).map_err(closed("/dev/nvidia-uvm"))?;
         client.root = client.new_client().stage("allocate client")?;
         client.read_release()?;
         let mut packet = uvm::Initialize::new_zeroed();

@@ -59,6 +59,24 @@ impl Refusal {
         self.stage == crate::rm::CPU_MAP && self.level == Level::Packet(Status::NO_MEMORY)
     }
 
+    /// The error for a driver that is not there, or not for this user, if that is it.
+    fn no_driver(self) -> Option<HalError> {
+        let node = match self.stage {
+            crate::rm::OPEN_CONTROL => "/dev/nvidiactl",
+            crate::rm::OPEN_UVM => "/dev/nvidia-uvm",
+            _ => return None,
+        };
+        match self.level {
+            Level::System(
+                errno @ (Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::ACCESS | Errno::PERM),
+            ) => Some(HalError::NoDriver {
+                node,
+                errno: errno.raw_os_error(),
+            }),
+            Level::System(_) | Level::Packet(_) => None,
+        }
+    }
+
     /// The error for a request that needed `needed` bytes of a heap with `free` bytes left, as far
     /// as that is known. A system call that finds no memory lacks the host's, whatever it is for.
     pub(crate) fn at(self, heap: Heap, needed: Option<u64>, free: Option<u64>) -> HalError {
@@ -75,6 +93,9 @@ impl Refusal {
                 needed,
                 free,
             };
+        }
+        if let Some(missing) = self.no_driver() {
+            return missing;
         }
         let (status, status_name) = match self.level {
             Level::System(errno) => (errno.raw_os_error().unsigned_abs(), errno_name(errno)),
@@ -141,8 +162,22 @@ mod tests {
         let other = HalError::from(Refusal::check("gpu map", 0x1E).unwrap_err());
         let text = "gpu map failed with INVALID_ADDRESS (0x1e)";
         assert_eq!(other.to_string(), text);
-        let system = HalError::from(Refusal::system("open control node", Errno::ACCESS));
-        let text = "open control node failed with EACCES (0xd)";
+        let system = HalError::from(Refusal::system("link GPU file", Errno::ACCESS));
+        let text = "link GPU file failed with EACCES (0xd)";
         assert_eq!(system.to_string(), text);
+    }
+
+    #[test]
+    fn a_driver_that_is_missing_is_told_from_one_that_refuses() {
+        for (stage, node) in [
+            (crate::rm::OPEN_CONTROL, "/dev/nvidiactl"),
+            (crate::rm::OPEN_UVM, "/dev/nvidia-uvm"),
+        ] {
+            let error = |errno| HalError::from(Refusal::system(stage, errno));
+            let missing = HalError::NoDriver { node, errno: 2 };
+            assert_eq!(error(Errno::NOENT), missing);
+            let refused = error(Errno::BUSY).to_string();
+            assert_eq!(refused, format!("{stage} failed with EBUSY (0x10)"));
+        }
     }
 }

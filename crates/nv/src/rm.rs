@@ -63,12 +63,15 @@ pub(crate) struct Site {
     pub(crate) class: u32,
 }
 
+pub(crate) const OPEN_CONTROL: &str = "open control node";
+pub(crate) const OPEN_UVM: &str = "open unified memory node";
+
 /// Opens a node.
 pub(crate) fn open(door: &dyn Door, node: Node) -> Result<Fd, Refusal> {
     let stage = match node {
-        Node::Control => "open control node",
+        Node::Control => OPEN_CONTROL,
         Node::Gpu(_) => "open GPU node",
-        Node::Uvm => "open unified memory node",
+        Node::Uvm => OPEN_UVM,
     };
     door.open(node)
         .map_err(|errno| Refusal::system(stage, errno))

@@ -8,7 +8,7 @@ use vrampager_sim::{EngineStats, SimConfig, SimDevice, SimError, Simulator};
 
 use crate::error::Error;
 
-const KNOWN_DEVICES: &str = "`sim:KEY=VALUE,...`, `nv:0` or `nv:sim,KEY=VALUE,...`";
+const KNOWN_DEVICES: &str = "`sim:KEY=VALUE,...`, `nv`, `nv:0` or `nv:sim,KEY=VALUE,...`";
 
 /// Which plane this process uses to reach real GPUs. What the planes would overwrite for each
 /// other are addresses of the process, so this belongs to the process and to no device.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{code, run, stderr, stdout};
+use crate::{code, program, run, stderr, stdout};
 
 fn here(line: &str) -> std::process::Output {
     run(Path::new("."), line)
@@ -85,5 +85,33 @@ fn devices_too_small_for_the_suites_fail_and_break_nothing() {
         let output = here(&format!("accept --device sim:vram={vram}"));
         assert_eq!(code(&output), 6, "{vram}: {}", stdout(&output));
         assert_eq!(stderr(&output), "", "{vram}");
+    }
+}
+
+#[test]
+fn a_driver_that_is_missing_is_named_by_its_node_with_what_to_do() {
+    // Whatever this machine has: a preloaded driver that is not there either.
+    let own = std::env::current_exe().unwrap();
+    for words in [
+        ["accept", "--device", "nv:0"],
+        ["info", "--device", "nv"],
+        ["probe", "--device", "nv:0"],
+    ] {
+        let output = program()
+            .args(words)
+            .env("LD_PRELOAD", own.with_file_name("libvrampager_nv_shim.so"))
+            .env("VRAMPAGER_SIM_DRIVER", "vrampager-of-nobody")
+            .output()
+            .unwrap();
+        let message = stderr(&output);
+        assert_eq!(code(&output), 1, "{words:?}: {message}");
+        for part in [
+            "/dev/nvidiactl",
+            "No such device",
+            "nvidia-modprobe",
+            "nv:sim",
+        ] {
+            assert!(message.contains(part), "{words:?}: {message}");
+        }
     }
 }

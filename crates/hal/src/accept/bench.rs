@@ -40,7 +40,8 @@ impl From<HalError> for Stop {
             | HalError::DeviceLost(_)
             | HalError::NoDevice(_)
             | HalError::Busy(_)
-            | HalError::Driver { .. } => Self::Failed(error.to_string()),
+            | HalError::Driver { .. }
+            | HalError::NoDriver { .. } => Self::Failed(error.to_string()),
         }
     }
 }
