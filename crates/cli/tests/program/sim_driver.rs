@@ -1,6 +1,10 @@
 //! The command line of `sim-driver`: what it refuses, how it ends, and what it says.
 
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::{code, program, run, stderr, stdout};
 
@@ -86,6 +90,90 @@ fn devices_too_small_for_the_suites_fail_and_break_nothing() {
         assert_eq!(code(&output), 6, "{vram}: {}", stdout(&output));
         assert_eq!(stderr(&output), "", "{vram}");
     }
+}
+
+#[test]
+fn the_help_says_what_the_exit_codes_mean() {
+    let help = stdout(&here("sim-driver --help"));
+    for part in ["Exit codes:", "128", "--kill-at", "  6  "] {
+        assert!(help.contains(part), "{part} is missing in {help}");
+    }
+}
+
+/// `sim-driver` with a shell script, and what the script says.
+fn script(script: &str) -> (Child, BufReader<ChildStdout>) {
+    // Signals may be ignored where tests run, and shells do not trap those.
+    let program = ["--", "env", "--default-signal=INT,TERM", "sh", "-c", script];
+    let mut child = crate::program()
+        .arg("sim-driver")
+        .args(program)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    (child, output)
+}
+
+fn line(output: &mut BufReader<ChildStdout>) -> String {
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    line
+}
+
+fn send(signal: &str, to: &Child) {
+    let sent = Command::new("kill")
+        .args(["-s", signal, &to.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+}
+
+fn end_of(mut child: Child) -> ExitStatus {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("it goes on");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_signal_to_the_driver_alone_reaches_the_program_which_decides_how_it_ends() {
+    for signal in ["TERM", "INT"] {
+        let (child, mut output) = script(&format!(
+            "trap 'echo told; exit 9' {signal}; echo running; while :; do sleep 0.05; done"
+        ));
+        assert_eq!(line(&mut output), "running\n");
+        send(signal, &child);
+        assert_eq!(line(&mut output), "told\n", "{signal}");
+        assert_eq!(end_of(child).code(), Some(9), "{signal}");
+    }
+}
+
+#[test]
+fn a_program_that_ends_by_a_signal_passed_on_is_128_and_its_number() {
+    for (signal, number) in [("TERM", 15), ("INT", 2)].repeat(10) {
+        let (child, mut output) = script("echo running; exec sleep 30");
+        assert_eq!(line(&mut output), "running\n");
+        send(signal, &child);
+        assert_eq!(end_of(child).code(), Some(128 + number), "{signal}");
+    }
+}
+
+#[test]
+fn a_signal_after_the_program_has_ended_ends_the_driver() {
+    let (child, mut output) = script("(echo left; exec sleep 5) & exit 0");
+    assert_eq!(line(&mut output), "left\n");
+    // The shell ends soon after that, which nothing tells; a signal before it is the shell's.
+    std::thread::sleep(Duration::from_millis(500));
+    let begun = Instant::now();
+    send("TERM", &child);
+    assert_eq!(end_of(child).signal(), Some(15));
+    assert!(begun.elapsed() < Duration::from_secs(4));
 }
 
 #[test]
