@@ -68,6 +68,7 @@ pub(crate) enum Command {
     #[command(args_override_self = true, after_help = EXIT_CODES)]
     Probe(ProbeArgs),
     /// Run a program with the simulated NVIDIA driver in front of it
+    #[command(args_override_self = true, after_help = crate::sim_driver::EXIT_CODES)]
     SimDriver(SimDriverArgs),
     /// Print a completion script for a shell
     Completions {

@@ -14,6 +14,14 @@ use vrampager_nv_server::{Server, run_family};
 
 use crate::exit::{Exit, Failure};
 
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes: that of the program, or 128 and the number of the signal that ended it; and without one
+  1  the driver or the program could not be started, or --kill-at found fewer ioctls
+  2  an argument cannot be used
+  6  something was left behind in the driver, or it broke down
+
+SIGINT, SIGQUIT and SIGTERM are passed on to the program.";
+
 #[derive(Debug, Args)]
 pub(crate) struct SimDriverArgs {
     /// The machine, such as `gpus=2,vram=8G,release=570.144`
