@@ -16,7 +16,7 @@ Exit codes:
   2  an argument cannot be used
   3  out of memory
   4  out of GPU addresses
-  5  over a quota
+  5  reserved for quotas
   6  bytes differ, something was left behind, or an invariant is broken";
 
 const EXAMPLES: &str = "\
@@ -59,7 +59,7 @@ pub(crate) enum Command {
     )]
     Swap(SwapArgs),
     /// Say what a device is
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, after_help = EXIT_CODES)]
     Info(DeviceArgs),
     /// Try whether a device keeps the promises of the four contracts
     #[command(args_override_self = true, after_help = EXIT_CODES)]
