@@ -40,7 +40,8 @@ pub(crate) enum Undo {
     Part(DeviceId),
     ReleaseRange(Span),
     UnmapGpu(Uuid, Span),
-    /// Addresses of the back end's own zone.
+    /// Addresses of the back end's own zone; a range there that the driver keeps has them until it
+    /// goes.
     Vacate(u64),
 }
 
@@ -148,8 +149,8 @@ pub(crate) struct Shared {
     opens: u64,
     members: BTreeMap<DeviceId, Member>,
     peers: BTreeSet<(DeviceId, DeviceId)>,
-    /// Ranges of unified memory by start, each with the number of devices that reserved it.
-    ranges: BTreeMap<u64, (Span, u32)>,
+    /// Ranges of unified memory by start.
+    ranges: BTreeMap<u64, Range>,
     own: RangeAllocator,
     pub(crate) pins: Pins,
     imports: Vec<Weak<Physical>>,
@@ -162,6 +163,16 @@ struct Base {
     link: Link,
     stages: Stages,
     devices: u32,
+}
+
+/// A range of unified memory.
+#[derive(Debug)]
+struct Range {
+    span: Span,
+    /// Devices that reserved it.
+    users: u32,
+    /// Whether it takes its addresses along when it goes: nobody else gives them back.
+    vacated: bool,
 }
 
 /// An open device.
@@ -377,11 +388,18 @@ impl Shared {
             Undo::ReleaseRange(span) => self.release_range(link, span),
             Undo::UnmapGpu(uuid, span) => unmap_gpu(link, uuid, span),
             Undo::Vacate(start) => {
-                let span = self.own.remove(start);
-                span.expect("a stage is undone once");
+                match self.ranges.get_mut(&start) {
+                    Some(kept) => kept.vacated = true,
+                    None => self.vacate(start),
+                }
                 Ok(())
             }
         }
+    }
+
+    fn vacate(&mut self, start: u64) {
+        let span = self.own.remove(start);
+        span.expect("addresses are given back once");
     }
 
     fn part(&mut self, link: &Link, id: DeviceId) -> Result<(), Refusal> {
@@ -411,13 +429,18 @@ impl Shared {
     /// Creates a range of addresses to map into, unless another device has: then both have it.
     pub(crate) fn reserve(&mut self, link: &Link, span: Span) -> Result<(), Refusal> {
         match self.ranges.get_mut(&span.start()) {
-            Some((known, users)) if *known == span => *users += 1,
+            Some(known) if known.span == span => known.users += 1,
             _ => {
                 let mut packet = uvm::Range::new_zeroed();
                 (packet.base, packet.length) = (span.start(), span.len());
                 link.uvm
                     .send("reserve range", uvm::CREATE_EXTERNAL_RANGE, &mut packet)?;
-                self.ranges.insert(span.start(), (span, 1));
+                let range = Range {
+                    span,
+                    users: 1,
+                    vacated: false,
+                };
+                self.ranges.insert(span.start(), range);
             }
         }
         Ok(())
@@ -425,13 +448,18 @@ impl Shared {
 
     /// Gives up one device's share of a range; the last one frees it.
     pub(crate) fn release_range(&mut self, link: &Link, span: Span) -> Result<(), Refusal> {
-        let (_, users) = self.ranges.get_mut(&span.start()).expect("it was reserved");
-        if *users > 1 {
-            *users -= 1;
+        let range = self.ranges.get_mut(&span.start());
+        let range = range.expect("it was reserved");
+        if range.users > 1 {
+            range.users -= 1;
             return Ok(());
         }
+        let vacated = range.vacated;
         link.uvm.free(span.start(), span.len())?;
         self.ranges.remove(&span.start());
+        if vacated {
+            self.vacate(span.start());
+        }
         Ok(())
     }
 
@@ -481,4 +509,46 @@ pub(crate) fn unmap_gpu(link: &Link, uuid: Uuid, span: Span) -> Result<(), Refus
     (packet.base, packet.length) = (span.start(), span.len());
     packet.uuid = uuid;
     link.uvm.send("gpu unmap", uvm::UNMAP_EXTERNAL, &mut packet)
+}
+
+#[cfg(test)]
+mod tests {
+    use vrampager_nv_driver::{Config, Failure, Injection, Kind};
+
+    use super::*;
+    use crate::sim::SimNodes;
+
+    #[test]
+    fn addresses_of_a_range_that_the_driver_keeps_are_given_out_again_only_after_it_has_gone() {
+        let sim = Arc::new(SimNodes::new(Config::parse("vram=64M").unwrap()));
+        let context = Context::new(Arc::clone(&sim) as Arc<dyn Door>);
+        let (link, _) = context.join().unwrap();
+        let vacancy = || context.vacancy(4096, &mut Stages::new()).unwrap();
+        let refuse_release = || {
+            sim.inject(Injection {
+                kind: Kind::Uvm,
+                number: uvm::FREE,
+                nth: 1,
+                failure: Failure::Status(vrampager_nv_abi::Status::INVALID_STATE),
+            });
+        };
+        let mut stages = Stages::new();
+        let span = context.vacancy(4096, &mut stages).unwrap();
+        context.lock().reserve(&link, span).unwrap();
+        stages.push(Undo::ReleaseRange(span));
+
+        refuse_release();
+        let refused = context.lock().undo_all(&link, stages);
+        let [(release, _)] = refused[..] else {
+            panic!("one stage was refused: {refused:?}");
+        };
+        assert_eq!(release, Undo::ReleaseRange(span));
+        assert_ne!(vacancy(), span);
+        context.lock().leftovers.push(release);
+        refuse_release();
+        context.lock().retry(&link);
+        assert_ne!(vacancy(), span, "refused again");
+        context.lock().retry(&link);
+        assert_eq!(vacancy(), span);
+    }
 }

@@ -254,6 +254,31 @@ fn what_one_device_could_not_undo_is_undone_before_it_is_opened_again() {
     }
 }
 
+/// Mission row A12. The range is one of the back end's own, among whose addresses a channel of the
+/// other device finds its place.
+#[test]
+fn a_range_that_a_close_could_not_release_is_reported_and_nothing_else_gets_its_addresses() {
+    let rig = Rig::new();
+    let [gpu, other] = &rig.gpus;
+    let refuse = || refuse(rig.sim(), uvm::FREE, Status::INVALID_STATE);
+    refuse();
+    gpu.release.close();
+    let refused = rig.nv.refused(DeviceId(0));
+    let refused: Vec<String> = refused.iter().map(HalError::to_string).collect();
+    let message = "release range failed with INVALID_STATE (0x40)";
+    assert_eq!(refused, [message]);
+    let kept = rig.live().uvm_ranges;
+    for _ in 0..4 {
+        // Each call tries again first.
+        refuse();
+        other.queue.create_channel(ChannelKind::Copy).unwrap();
+    }
+    // A block and the resources of each channel.
+    assert_eq!(rig.live().uvm_ranges, kept + 8);
+    other.release.close();
+    assert_eq!(rig.live(), Live::default());
+}
+
 /// Two address spaces would take this; the one of a context says no.
 #[test]
 fn a_range_that_overlaps_one_of_another_device_is_refused_by_the_driver() {
