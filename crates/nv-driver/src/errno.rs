@@ -5,12 +5,16 @@ use std::fmt;
 /// Why a system call failed, before or instead of any status in its packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {
+    /// A signal came before anything was done. Only when asked to fail so.
+    Intr,
     /// The driver has no device behind the file.
     Io,
     /// No mapping context, or one of another size.
     NxIo,
     /// The file is not open.
     BadF,
+    /// The driver is busy, and nothing was done. Only when asked to fail so.
+    Again,
     /// Kernel memory is short.
     NoMem,
     /// The packet's address is bad.
@@ -26,10 +30,12 @@ pub enum Errno {
 }
 
 impl Errno {
-    const NAMES: [(Self, &'static str); 9] = [
+    const NAMES: [(Self, &'static str); 11] = [
+        (Self::Intr, "EINTR"),
         (Self::Io, "EIO"),
         (Self::NxIo, "ENXIO"),
         (Self::BadF, "EBADF"),
+        (Self::Again, "EAGAIN"),
         (Self::NoMem, "ENOMEM"),
         (Self::Fault, "EFAULT"),
         (Self::Busy, "EBUSY"),
@@ -42,9 +48,11 @@ impl Errno {
     #[must_use]
     pub const fn number(self) -> i32 {
         match self {
+            Self::Intr => 4,
             Self::Io => 5,
             Self::NxIo => 6,
             Self::BadF => 9,
+            Self::Again => 11,
             Self::NoMem => 12,
             Self::Fault => 14,
             Self::Busy => 16,

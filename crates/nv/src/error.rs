@@ -118,9 +118,10 @@ impl From<Refusal> for HalError {
 
 /// Names of the errors that the driver's system calls are known to return.
 fn errno_name(errno: Errno) -> &'static str {
-    const NAMES: [(Errno, &str); 14] = [
+    const NAMES: [(Errno, &str); 15] = [
         (Errno::PERM, "EPERM"),
         (Errno::NOENT, "ENOENT"),
+        (Errno::INTR, "EINTR"),
         (Errno::IO, "EIO"),
         (Errno::NXIO, "ENXIO"),
         (Errno::BADF, "EBADF"),
