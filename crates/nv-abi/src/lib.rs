@@ -1,9 +1,9 @@
 //! The NVIDIA kernel driver's user-space interface: numbers, layouts, statuses.
 //!
-//! What it holds: escape ioctls of `/dev/nvidiactl` and `/dev/nvidiaN` ([`escape`]), resource
-//! manager classes and controls ([`class`], [`ctrl`]), unified memory commands of
-//! `/dev/nvidia-uvm` ([`uvm`]), status codes ([`Status`]) and the words a channel reads from
-//! memory ([`method`], [`qmd`]). It makes no system call and keeps no state.
+//! What it holds: device nodes ([`Node`]), escape ioctls of `/dev/nvidiactl` and `/dev/nvidiaN`
+//! ([`escape`]), resource manager classes and controls ([`class`], [`ctrl`]), unified memory
+//! commands of `/dev/nvidia-uvm` ([`uvm`]), status codes ([`Status`]) and the words a channel reads
+//! from memory ([`method`], [`qmd`]). It makes no system call and keeps no state.
 //!
 //! Most layouts have been stable since release 570. Those that were not are in [`v570`],
 //! [`v580`] and [`v610`], one module per interface version; [`AbiVersion`] names the version a
@@ -26,6 +26,7 @@ pub mod ctrl;
 pub mod escape;
 pub mod method;
 pub mod neutral;
+mod node;
 pub mod qmd;
 mod status;
 pub mod uvm;
@@ -34,6 +35,7 @@ pub mod v580;
 pub mod v610;
 mod version;
 
+pub use node::Node;
 pub use status::Status;
 pub use version::AbiVersion;
 

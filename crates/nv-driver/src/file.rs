@@ -2,7 +2,7 @@
 
 use vrampager_nv_abi::escape::{self, CardInfo, RegisterFd, Xfer};
 use vrampager_nv_abi::neutral::MapMemoryDma;
-use vrampager_nv_abi::{Status, uvm};
+use vrampager_nv_abi::{Node, Status, uvm};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::inject::{Failure, Kind};
@@ -14,32 +14,6 @@ use crate::{Driver, Errno};
 /// Names an open file of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FileId(pub u64);
-
-/// A device node.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Node {
-    /// `/dev/nvidiactl`.
-    Control,
-    /// `/dev/nvidiaN`.
-    Gpu(usize),
-    /// `/dev/nvidia-uvm`.
-    Uvm,
-}
-
-impl Node {
-    /// The node at a path of the device folder; whether it exists is for the driver to say.
-    #[must_use]
-    pub fn at(path: &str) -> Option<Self> {
-        match path.strip_prefix("/dev/nvidia")? {
-            "ctl" => Some(Self::Control),
-            "-uvm" => Some(Self::Uvm),
-            digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                digits.parse().ok().map(Self::Gpu)
-            }
-            _ => None,
-        }
-    }
-}
 
 /// What `mmap` of a file shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -29,7 +29,8 @@
 //! aligned fits 4 KiB), and while another thread initialises the same file (`BUSY_RETRY`).
 //!
 //! ```
-//! use vrampager_nv_driver::{Config, Driver, HeapStore, Node};
+//! use vrampager_nv_abi::Node;
+//! use vrampager_nv_driver::{Config, Driver, HeapStore};
 //!
 //! let mut driver = Driver::new(Config::default(), HeapStore::new());
 //! let control = driver.open(Node::Control)?;
@@ -57,6 +58,6 @@ pub use counters::{Counted, Live};
 pub use driver::Driver;
 pub use engine::Progress;
 pub use errno::Errno;
-pub use file::{Effect, FileId, MapContext, Node};
+pub use file::{Effect, FileId, MapContext};
 pub use inject::{Failure, Injection, InjectionError, Kind};
 pub use store::{HeapStore, Place, Process, Store, StoreError, StoreId};

@@ -7,8 +7,7 @@
 use thiserror::Error;
 use vrampager_nv_abi::escape::{self, CardInfo, RmAlloc, RmAllocMemory, RmControl, RmMapMemory};
 use vrampager_nv_abi::neutral::{ChannelAlloc, MapMemoryDma, UvmFree, VaspaceAlloc};
-use vrampager_nv_abi::{AbiVersion, Handle, Status, Uuid, class, ctrl, uvm};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{AbiVersion, Handle, Node, Status, Uuid, class, ctrl, uvm};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::nodes::{Answer, Nodes, PAGES};

@@ -1,9 +1,12 @@
 //! System calls on device nodes, whoever is behind them.
+//!
+//! The back end `nv` has such a layer too, which cannot say what is said here: its packets point
+//! to memory that is borrowed for the call, while half of the bad inputs are addresses.
 
 use std::fmt;
 
-use vrampager_nv_abi::Status;
-use vrampager_nv_driver::{Errno, Live, Node};
+use vrampager_nv_abi::{Node, Status};
+use vrampager_nv_driver::{Errno, Live};
 
 /// What a driver says to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 
 use rustix::io::Errno;
 use vrampager_nv::NodeFile;
-use vrampager_nv_driver::{Live, Node};
+use vrampager_nv_abi::Node;
+use vrampager_nv_driver::Live;
 
 use crate::nodes::{Answer, MEMORY_BYTES, Nodes};
 

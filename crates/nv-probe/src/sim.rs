@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use vrampager_nv_driver::{
-    Config, Driver, Errno, FileId, HeapStore, Live, Node, Process, StoreError,
-};
+use vrampager_nv_abi::Node;
+use vrampager_nv_driver::{Config, Driver, Errno, FileId, HeapStore, Live, Process, StoreError};
 
 use crate::nodes::{Answer, MEMORY_BYTES, Nodes};
 

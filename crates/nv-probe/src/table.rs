@@ -265,7 +265,8 @@ pub fn run(nodes: &mut dyn Nodes, minor: u32) -> Result<Report, SetupError> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use vrampager_nv_driver::{Config, Live, Node};
+    use vrampager_nv_abi::Node;
+    use vrampager_nv_driver::{Config, Live};
 
     use super::*;
     use crate::SimNodes;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::Signal;
+use vrampager_nv_abi::Node;
 use vrampager_nv_driver::{
-    Config, Counted, Driver, Errno, FileId, Live, Node, Process, Progress, StoreError,
+    Config, Counted, Driver, Errno, FileId, Live, Process, Progress, StoreError,
 };
 
 use crate::memory::{SharedStore, text_file};

@@ -36,7 +36,8 @@ enum Piece {
     Pinned(Arc<Memory>, u64),
 }
 
-/// A mapping of ours.
+/// A mapping of ours. The back end `nv` has one like it: what drives a GPU and what plays one share
+/// no code, lest a mistake in it hide itself.
 #[derive(Debug)]
 struct View {
     base: NonNull<c_void>,

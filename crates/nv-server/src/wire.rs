@@ -14,7 +14,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     getpeername, recvmsg, sendmsg,
 };
-use vrampager_nv_driver::{FileId, Node};
+use vrampager_nv_abi::Node;
+use vrampager_nv_driver::FileId;
 
 /// Names the server to the programs that it serves: a Unix socket in the abstract namespace.
 pub const NAME_VARIABLE: &str = "VRAMPAGER_SIM_DRIVER";

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::Node;
 use vrampager_nv_server::wire::Request;
 
 /// How to open a path, if it is ours: a device node, the driver's release as the real driver shows

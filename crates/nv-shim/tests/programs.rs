@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use vrampager_nv_abi::class;
-use vrampager_nv_driver::{Config, Errno, Live, Node};
+use vrampager_nv_abi::{Node, class};
+use vrampager_nv_driver::{Config, Errno, Live};
 use vrampager_nv_probe::client::Client;
 use vrampager_nv_probe::{Answer, Nodes as _, RealNodes};
 use vrampager_nv_server::Server;

@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use vrampager_addr::Span;
 use vrampager_hal::{DeviceId, HalError, HostRange};
 use vrampager_nv_abi::neutral::UnregisterChannel;
-use vrampager_nv_abi::{AbiVersion, Handle, Uuid, ctrl, uvm};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{AbiVersion, Handle, Node, Uuid, ctrl, uvm};
 use vrampager_space::{Mode, RangeAllocator, RangeRequest};
 use zerocopy::{FromZeros, IntoBytes};
 

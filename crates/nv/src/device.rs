@@ -8,8 +8,7 @@ use vrampager_addr::{PAGE_SIZE, Span};
 use vrampager_hal::{Access, DeviceId, HalError};
 use vrampager_nv_abi::escape::{self, CardInfo, RegisterFd};
 use vrampager_nv_abi::neutral::VaspaceAlloc;
-use vrampager_nv_abi::{Handle, Uuid, class, ctrl, method, uvm};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{Handle, Node, Uuid, class, ctrl, method, uvm};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::context::{Context, Link, Stages, Undo, unmap_gpu};

@@ -4,8 +4,8 @@ use std::fmt::Debug;
 use std::mem::offset_of;
 
 use rustix::io::Errno;
+use vrampager_nv_abi::Node;
 use vrampager_nv_abi::escape::RmAllocMemory;
-use vrampager_nv_driver::Node;
 
 use crate::pages::Window;
 

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::Node;
 
 /// An open file of `/dev/nvidiactl`, `/dev/nvidiaN` or `/dev/nvidia-uvm`, closed on drop.
 #[derive(Debug)]
@@ -31,12 +31,7 @@ impl NodeFile {
     /// # Errors
     /// The error of the system call.
     pub fn open(node: Node) -> Result<Self, Errno> {
-        let path = match node {
-            Node::Control => "/dev/nvidiactl".to_owned(),
-            Node::Gpu(minor) => format!("/dev/nvidia{minor}"),
-            Node::Uvm => "/dev/nvidia-uvm".to_owned(),
-        };
-        let path = CString::new(path).expect("no zero is in it");
+        let path = CString::new(node.path()).expect("no zero is in it");
         // The standard library would try for ever.
         let fd = persist(|| {
             // SAFETY: the path ends with a zero.

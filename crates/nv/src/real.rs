@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::Node;
 
 use crate::door::{Door, Fd, Part, Progress, put_address};
 use crate::node::NodeFile;

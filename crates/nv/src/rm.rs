@@ -9,8 +9,7 @@ use vrampager_nv_abi::escape::{
     self, RmAlloc, RmAllocMemory, RmControl, RmFree, RmMapMemory, RmUnmapMemory,
 };
 use vrampager_nv_abi::neutral::{UnregisterChannel, UvmFree};
-use vrampager_nv_abi::{AbiVersion, Handle, class, uvm};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{AbiVersion, Handle, Node, class, uvm};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::door::{Door, Fd, Part};

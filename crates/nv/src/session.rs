@@ -9,8 +9,7 @@ use vrampager_hal::{
     ChannelId, ChannelKind, Counters, CpuMapId, CpuMapping, DeviceId, DeviceInfo, DeviceLossCause,
     Fault, Fence, GpuMap, HalError, Heap, HostRange, MemId, Memory, Op, Queue, Release, TimelineId,
 };
-use vrampager_nv_abi::{Handle, class, ctrl};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{Handle, Node, class, ctrl};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::books::{Books, CpuMap, Physical};

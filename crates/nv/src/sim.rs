@@ -9,9 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use vrampager_nv_abi::Node;
 use vrampager_nv_abi::escape::{self, RmAllocMemory};
 use vrampager_nv_driver::{
-    Config, Counted, Driver, Failure, FileId, Injection, Kind, Live, Node, Place, Process, Store,
+    Config, Counted, Driver, Failure, FileId, Injection, Kind, Live, Place, Process, Store,
     StoreError, StoreId,
 };
 

@@ -5,11 +5,11 @@ use vrampager_nv_abi::escape::{
     RmDupObject, RmMapMemory, RmUnmapMemory, RmUnmapMemoryDma, os33, os46,
 };
 use vrampager_nv_abi::neutral::MapMemoryDma;
-use vrampager_nv_abi::{Handle, Status};
+use vrampager_nv_abi::{Handle, Node, Status};
 
 use super::alloc::Site;
 use super::{Aperture, CpuMap, Kind, MemId, Object};
-use crate::file::{Carried, MapContext, Node};
+use crate::file::{Carried, MapContext};
 use crate::store::{Place, Process, Store};
 use crate::vas::{Access, Entry, Origin, VasId};
 use crate::{Driver, FileId};

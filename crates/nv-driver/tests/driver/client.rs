@@ -4,8 +4,8 @@
 use std::ops::{Deref, DerefMut};
 
 use vrampager_nv_abi::neutral::{ChannelAlloc, MapMemoryDma, Schedule};
-use vrampager_nv_abi::{AbiVersion, Handle, Status, class, ctrl, escape, uvm};
-use vrampager_nv_driver::{Arch, Config, Driver, HeapStore, Node, Place, Store};
+use vrampager_nv_abi::{AbiVersion, Handle, Node, Status, class, ctrl, escape, uvm};
+use vrampager_nv_driver::{Arch, Config, Driver, HeapStore, Place, Store};
 use vrampager_nv_probe::{Answer, SimNodes, client};
 use zerocopy::FromZeros;
 

@@ -1,7 +1,7 @@
 //! Who runs, and who has to ring first.
 
-use vrampager_nv_abi::{class, method, method::sem};
-use vrampager_nv_driver::{Node, Place, Progress};
+use vrampager_nv_abi::{Node, class, method, method::sem};
+use vrampager_nv_driver::{Place, Progress};
 
 use super::channels::{DATA, MIB, VA, semaphore, submit};
 use super::client::{Client, Gpu, Queue};

@@ -1,7 +1,7 @@
 //! Failing every request of every kind of allocation, by status and by errno, leaves nothing.
 
-use vrampager_nv_abi::{Handle, Status, class, escape, uvm};
-use vrampager_nv_driver::{Errno, Failure, Injection, Kind, Live, Node};
+use vrampager_nv_abi::{Handle, Node, Status, class, escape, uvm};
+use vrampager_nv_driver::{Errno, Failure, Injection, Kind, Live};
 use vrampager_nv_probe::Answer;
 
 use super::client::{Client, Gpu};

@@ -3,8 +3,8 @@
 use std::ops::DerefMut as _;
 
 use vrampager_nv_abi::method::{GpEntry, userd};
-use vrampager_nv_abi::{class, escape, uvm};
-use vrampager_nv_driver::{Live, Node};
+use vrampager_nv_abi::{Node, class, escape, uvm};
+use vrampager_nv_driver::Live;
 use vrampager_nv_probe::{Answer, Nodes as _};
 use zerocopy::IntoBytes;
 

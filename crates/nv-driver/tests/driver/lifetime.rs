@@ -3,8 +3,8 @@
 use std::ops::DerefMut as _;
 
 use vrampager_nv_abi::method::sem;
-use vrampager_nv_abi::{Status, class, ctrl, escape, uvm};
-use vrampager_nv_driver::{Errno, Live, Node};
+use vrampager_nv_abi::{Node, Status, class, ctrl, escape, uvm};
+use vrampager_nv_driver::{Errno, Live};
 use vrampager_nv_probe::{Answer, Nodes as _};
 use zerocopy::FromZeros;
 

@@ -2,8 +2,7 @@
 
 use vrampager_nv_abi::escape::{self, RmMapMemory, RmUnmapMemory, RmUnmapMemoryDma, os33, os46};
 use vrampager_nv_abi::neutral::MapMemoryDma;
-use vrampager_nv_abi::{Handle, Status, class};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{Handle, Node, Status, class};
 use zerocopy::FromZeros;
 
 use super::{DATA, MIB, Machine, Needs, Row, UNKNOWN};

@@ -1,8 +1,8 @@
 //! Requests that the system call itself refuses.
 
-use vrampager_nv_abi::class;
 use vrampager_nv_abi::escape::{self, CardInfo, CheckVersion, RegisterFd, RmAlloc, Xfer};
-use vrampager_nv_driver::{Errno, Node};
+use vrampager_nv_abi::{Node, class};
+use vrampager_nv_driver::Errno;
 use zerocopy::FromZeros;
 
 use super::{MIB, Machine, Needs, Row};

@@ -1,7 +1,6 @@
 //! Unified memory: ranges, mappings in them, registrations.
 
-use vrampager_nv_abi::{Status, Uuid, uvm};
-use vrampager_nv_driver::Node;
+use vrampager_nv_abi::{Node, Status, Uuid, uvm};
 use zerocopy::FromZeros;
 
 use super::{DATA, FREE, MIB, Machine, Needs, Row, UNKNOWN, VA};

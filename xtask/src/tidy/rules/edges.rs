@@ -38,7 +38,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "nv-server",
         ],
     ),
-    ("nv-server", &["nv-driver"]),
+    ("nv-server", &["nv-abi", "nv-driver"]),
     ("nv-shim", &["nv-driver", "nv-server", "nv-abi"]),
     ("xtask", &["models"]),
     ("bench", &["addr", "space", "vrampager"]),
