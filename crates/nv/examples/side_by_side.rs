@@ -5,8 +5,9 @@
 //! side_by_side [DEVICE [ROUNDS [SECONDS]]]
 //! ```
 //!
-//! DEVICE is what follows `nv:` in a device string. A real one may be the simulated driver in
-//! front of the program, as `vrampager sim-driver` puts it there.
+//! DEVICE is what follows `nv:` in a device string: two GPUs or more. Real ones may be those of the
+//! simulated driver in front of the program, as `vrampager sim-driver` puts it there. The program
+//! fails if a byte is wrong after a copy between them, or if memory does not run out as it should.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "an example shows what it found")]
 
@@ -29,16 +30,32 @@ const GIB: u64 = 1 << 30;
 /// What goes to the device in one piece, and how many pieces may be on their way.
 const PIECE: usize = 2 << 20;
 const PIECES: usize = 8;
+/// Counters of what is alive, of which a failed allocation may leave nothing.
+const ALIVE: [&str; 8] = [
+    "objects",
+    "memories",
+    "pins",
+    "cpu_maps",
+    "uvm_maps",
+    "uvm_ranges",
+    "vram_bytes",
+    "bar1_bytes",
+];
 const LONG: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let device = args.next().unwrap_or_else(|| "sim,vram=4G".to_owned());
+    let device = args
+        .next()
+        .unwrap_or_else(|| "sim,gpus=2,vram=4G".to_owned());
     let rounds = args.next().map_or(Ok(1000), |text| text.parse())?;
     let seconds = args.next().map_or(Ok(0.2), |text| text.parse())?;
     let nv = Nv::new(device.parse()?, &Planes::default())?;
-    let mut user = User::new(&nv)?;
+    let mut user = User::new(&nv, DeviceId(0))?;
+    let mut other = User::new(&nv, DeviceId(1))?;
 
+    let between = user.copy_to_and_from(&mut other)?;
+    let until_full = other.fill()?;
     let (ops, mismatches) = user.stress(Duration::from_secs_f64(seconds))?;
     let (alloc_us, ioctls) = user.measure_alloc()?;
     let latency_us = user.measure_copy(4 * KIB, 500)? * 1e6;
@@ -60,7 +77,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "{{\"rounds\": {rounds}, \"holes\": {holes}, \"leaks\": {{\"objects\": {handles}, \
          \"pins\": {pins}, \"mappings\": {mappings}}}, \"stress\": {{\"ops\": {ops}, \
-         \"mismatches\": {mismatches}}}, \"speed\": {{\"alloc_free_us\": {alloc_us:.3}, \
+         \"mismatches\": {mismatches}}}, \"gib_until_full\": {until_full}, \
+         \"bytes_between_gpus\": {between}, \"speed\": {{\"alloc_free_us\": {alloc_us:.3}, \
          \"ioctls_per_alloc_free\": {ioctls:.3}, \"copy_4k_us\": {latency_us:.3}, \
          \"copy_64m_gb_per_s\": {throughput:.3}}}}}"
     );
@@ -89,8 +107,8 @@ struct User<'a> {
 }
 
 impl<'a> User<'a> {
-    fn new(nv: &'a Arc<Nv>) -> Result<Self, Box<dyn Error>> {
-        let gpu = nv.open(DeviceId(0))?;
+    fn new(nv: &'a Arc<Nv>, id: DeviceId) -> Result<Self, Box<dyn Error>> {
+        let gpu = nv.open(id)?;
         let zone = gpu
             .info
             .zones
@@ -121,12 +139,7 @@ impl<'a> User<'a> {
     }
 
     fn free(&mut self, buffer: Buffer) -> Result<(), HalError> {
-        let release = &self.gpu.release;
-        release.unmap_gpu(buffer.span)?;
-        release.release_va(buffer.span)?;
-        release.destroy(buffer.mem)?;
-        self.space.remove(buffer.span.start());
-        Ok(())
+        free(&self.gpu, &mut self.space, buffer)
     }
 
     /// Gives the channel a copy; the fence is reached when it is done.
@@ -175,6 +188,92 @@ impl<'a> User<'a> {
             at += len;
         }
         Ok(())
+    }
+
+    /// Bytes from this device's memory to another's and back, each way by the engine of the source;
+    /// how many were copied and came back right.
+    fn copy_to_and_from(&mut self, other: &mut Self) -> Result<u64, Box<dyn Error>> {
+        let (mut random, mut total) = (Random(2), 0);
+        for len in [4 * KIB, 3 * MIB + 17, 16 * MIB] {
+            let room = len.next_multiple_of(4 * KIB);
+            let here = self.alloc(Heap::Vram, room)?;
+            let there = other.alloc(Heap::Vram, room)?;
+            let bytes = random.bytes(len);
+            self.copy_in(&here, &bytes)?;
+            self.copy_to_peer(&here, other, &there, len)?;
+            let mut seen = vec![0; bytes.len()];
+            other.copy_out(&there, &mut seen)?;
+            // Other bytes, so that what was there before proves nothing.
+            self.copy_in(&here, &random.bytes(len))?;
+            self.wait(self.last)?;
+            other.copy_to_peer(&there, self, &here, len)?;
+            let mut back = vec![0; bytes.len()];
+            self.copy_out(&here, &mut back)?;
+            if seen != bytes || back != bytes {
+                return Err(format!("{len} bytes between GPUs are wrong").into());
+            }
+            total += 2 * len;
+            self.free(here)?;
+            other.free(there)?;
+        }
+        Ok(total)
+    }
+
+    /// Copies to memory of a peer, which this device sees at the peer's own address meanwhile.
+    fn copy_to_peer(
+        &mut self,
+        from: &Buffer,
+        peer: &Self,
+        to: &Buffer,
+        len: u64,
+    ) -> Result<(), HalError> {
+        let shared = self.gpu.memory.share(peer.gpu.info.id, to.mem)?;
+        let seen = map(&self.gpu, shared, to.span)?;
+        let done = self.submit(from.span.start(), to.span.start(), len)?;
+        self.wait(done)?;
+        unmap(&self.gpu, seen)
+    }
+
+    /// Buffers of 1 GiB until memory is full: the error says so, everything can be freed, nothing
+    /// is left of it, and the memory can be had again. How many there were.
+    fn fill(&mut self) -> Result<usize, Box<dyn Error>> {
+        let before = self.held()?;
+        let zone = self.gpu.info.zones.last();
+        let mut space = RangeAllocator::new(zone.ok_or("the device has no addresses")?.span);
+        let fill = |space: &mut RangeAllocator| {
+            let mut held = Vec::new();
+            loop {
+                match allocate(&self.gpu, space, Heap::Vram, GIB) {
+                    Ok(buffer) => held.push(buffer),
+                    Err(error) => return (held, error),
+                }
+            }
+        };
+        let mut counts = [0; 2];
+        for count in &mut counts {
+            let (held, error) = fill(&mut space);
+            *count = held.len();
+            for buffer in held {
+                free(&self.gpu, &mut space, buffer)?;
+            }
+            let HalError::OutOfMemory {
+                heap: Heap::Vram,
+                needed: Some(GIB),
+                free: Some(..GIB),
+                ..
+            } = error
+            else {
+                return Err(format!("memory was to run out, not: {error}").into());
+            };
+            let after = self.held()?;
+            if after != before || space.holes().count() != 1 {
+                return Err(format!("{before:?} before memory ran out, {after:?} after").into());
+            }
+        }
+        if counts[0] != counts[1] {
+            return Err(format!("{counts:?} buffers until memory was full").into());
+        }
+        Ok(counts[0])
     }
 
     /// Random allocations, copies and frees, each byte compared with what was written last.
@@ -262,6 +361,18 @@ impl<'a> User<'a> {
         Ok(())
     }
 
+    /// What is alive in the driver, by name.
+    fn held(&self) -> Result<BTreeMap<String, i64>, Box<dyn Error>> {
+        let mut counters = self.counters()?;
+        counters.retain(|name, _| ALIVE.contains(&name.as_str()));
+        assert_eq!(
+            counters.len(),
+            ALIVE.len(),
+            "the driver counts all of these"
+        );
+        Ok(counters)
+    }
+
     /// What is alive in the driver and has happened there, by name.
     fn counters(&self) -> Result<BTreeMap<String, i64>, Box<dyn Error>> {
         let text = match self.nv.simulated() {
@@ -277,25 +388,51 @@ impl<'a> User<'a> {
     }
 }
 
+/// Memory, mapped at addresses of its own; none of it if there is an error.
 fn allocate(
     gpu: &Gpu,
     space: &mut RangeAllocator,
     heap: Heap,
     len: u64,
 ) -> Result<Buffer, HalError> {
-    let request = RangeRequest::new(len).mode(Mode::Low);
-    let span = space.insert(&request);
-    let span = span.expect("64 GiB of addresses are more than this takes");
     let mem = gpu.memory.create(heap, len)?;
-    gpu.memory.reserve_va(span)?;
-    gpu.memory.map_gpu(GpuMap {
+    let span = space.insert(&RangeRequest::new(len).mode(Mode::Low));
+    let span = span.expect("a device has more addresses than this program takes");
+    map(gpu, mem, span).inspect_err(|_| {
+        space.remove(span.start());
+    })
+}
+
+/// Maps an object at addresses; it goes if there is an error.
+fn map(gpu: &Gpu, mem: MemId, span: Span) -> Result<Buffer, HalError> {
+    let request = GpuMap {
         va: Va(span.start()),
         mem,
         offset: 0,
-        len,
+        len: span.len(),
         access: Access::Write,
-    })?;
-    Ok(Buffer { mem, span })
+    };
+    let mapped = gpu.memory.reserve_va(span).and_then(|()| {
+        let mapped = gpu.memory.map_gpu(request);
+        mapped.or_else(|error| gpu.release.release_va(span).and(Err(error)))
+    });
+    match mapped {
+        Ok(()) => Ok(Buffer { mem, span }),
+        Err(error) => gpu.release.destroy(mem).and(Err(error)),
+    }
+}
+
+fn free(gpu: &Gpu, space: &mut RangeAllocator, buffer: Buffer) -> Result<(), HalError> {
+    let start = buffer.span.start();
+    unmap(gpu, buffer)?;
+    space.remove(start);
+    Ok(())
+}
+
+fn unmap(gpu: &Gpu, buffer: Buffer) -> Result<(), HalError> {
+    gpu.release.unmap_gpu(buffer.span)?;
+    gpu.release.release_va(buffer.span)?;
+    gpu.release.destroy(buffer.mem)
 }
 
 /// Median time of an action, in seconds.

@@ -25,7 +25,7 @@ use report::{Measured, Report};
 
 /// Names the release that is compared with, as `tinygrad==VERSION`.
 const REQUIREMENTS: &str = "scripts/requirements.txt";
-/// Two GPUs, as tinygrad's script wants them, and memory for a few buffers of 1 GiB.
+/// Two GPUs, as both sides want them, and memory for a few buffers of 1 GiB.
 const MACHINE: &str = "gpus=2,vram=4G";
 
 /// How much is asked of both.
@@ -140,7 +140,7 @@ fn ours(root: &Path) -> Result<Measured> {
     let mut command = preloaded(root);
     command
         .arg(program)
-        .args(["0", WORK.our_rounds, WORK.stress]);
+        .args(["0,1", WORK.our_rounds, WORK.stress]);
     measured("ours", &mut command)
 }
 

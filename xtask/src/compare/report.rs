@@ -16,6 +16,8 @@ pub(super) struct Measured {
     holes: Option<u64>,
     leaks: Leaks,
     stress: Stress,
+    /// Buffers of 1 GiB until there was no memory, as the client says by its error.
+    gib_until_full: u64,
     speed: Speed,
 }
 
@@ -49,6 +51,7 @@ pub(super) struct Report {
     /// For the table: (theirs, ours).
     speed: (Speed, Speed),
     mappings: (i64, i64),
+    until_full: (u64, u64),
 }
 
 /// The object that `--json` prints.
@@ -140,6 +143,7 @@ impl Report {
             object,
             speed: (their_speed, our_speed),
             mappings: (theirs.leaks.mappings, ours.leaks.mappings),
+            until_full: (theirs.gib_until_full, ours.gib_until_full),
         })
     }
 
@@ -159,7 +163,7 @@ impl Report {
 type Row = (&'static str, String, String, Option<f64>);
 
 impl Report {
-    fn counts(&self) -> [Row; 5] {
+    fn counts(&self) -> [Row; 6] {
         let Object { tinygrad, ours, .. } = &self.object;
         let row = |what, theirs: String, ours: String| (what, theirs, ours, None);
         let count = |what, theirs: i64, ours: i64| row(what, theirs.to_string(), ours.to_string());
@@ -173,6 +177,11 @@ impl Report {
                 "holes left in the addresses",
                 "-".into(),
                 ours.holes.to_string(),
+            ),
+            row(
+                "buffers of 1 GiB until memory is full",
+                self.until_full.0.to_string(),
+                self.until_full.1.to_string(),
             ),
             count(
                 "leaked handles",
@@ -240,6 +249,7 @@ mod tests {
             r#"{{"version": "1.2", "rounds": {rounds}, "holes": 1, "interface": "more is ignored",
                 "leaks": {{"objects": {leaked}, "pins": {leaked}, "mappings": {leaked}}},
                 "stress": {{"ops": 10, "mismatches": 0, "seed": 1}},
+                "gib_until_full": 3,
                 "speed": {{"alloc_free_us": {us}, "ioctls_per_alloc_free": 6, "copy_4k_us": {us},
                            "copy_64m_gb_per_s": 2}}}}"#
         );
@@ -276,6 +286,8 @@ mod tests {
         let table = report.to_string();
         let wanted =
             "1 MiB allocations and frees per second              10000      40000         4.00";
+        assert!(table.contains(wanted), "{table}");
+        let wanted = "buffers of 1 GiB until memory is full                   3          3\n";
         assert!(table.contains(wanted), "{table}");
     }
 
