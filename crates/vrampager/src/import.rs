@@ -28,8 +28,9 @@ use crate::submission::Submitted;
 /// first.
 ///
 /// Dropping never blocks while the pager is there. Afterwards dropping the last use of a range
-/// waits for the work that uses it, 15 seconds at most; memory that the device may still use then
-/// stays until another import of the pager's is dropped or its device is closed.
+/// waits for the work that uses it, 15 seconds at most; memory that the device may still use then,
+/// or that it refuses to give back, stays until another import of the pager's is dropped or its
+/// device is closed. While the pager is there, what is refused is tried again ten times a second.
 ///
 /// [`Submission`]: crate::Submission
 ///

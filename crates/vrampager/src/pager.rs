@@ -112,8 +112,10 @@ impl PagerBuilder {
 
 /// One GPU under management. Shared between threads by reference or in an `Arc`.
 ///
-/// Dropping it while buffers or imports are alive is allowed: the device closes with the last of
-/// them. No pager waits for one that it shares with: an import is given back when it is dropped.
+/// Dropping it while buffers, imports or [`Submitted`](crate::Submitted) work are alive is allowed:
+/// the device closes with the last of them, and what was released until then comes back with it at
+/// the latest. No pager waits for one that it shares with: an import is given back when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Pager {
     info: DeviceInfo,

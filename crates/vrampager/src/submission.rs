@@ -238,6 +238,10 @@ impl<'a> Submission<'a> {
 }
 
 /// Work in the device's hands.
+///
+/// Kept beyond a pager that was dropped, it keeps the device open: what buffers that were dropped
+/// held then comes back only when the last of these, and of the buffers and imports, is gone. Keep
+/// none for long, or use [`Pager::close`], which brings everything back at once.
 #[derive(Clone, Debug)]
 pub struct Submitted {
     shell: Arc<Shell>,
