@@ -63,7 +63,7 @@ impl Process for Caller<'_> {
     }
 
     fn write(&mut self, address: u64, from: &[u8]) -> Result<(), StoreError> {
-        self.client.memory().write(address, from)
+        self.client.answer(address, from)
     }
 }
 
@@ -207,8 +207,8 @@ impl Machine {
     ) -> Result<(), Errno> {
         let size = self.driver.packet_size(file, request).unwrap_or(0);
         let mut packet = vec![0; size];
-        let memory = client.memory();
-        memory
+        client
+            .memory()
             .read(argument, &mut packet)
             .map_err(|_| Errno::Fault)?;
         self.driver.store_mut().set_caller(client);
@@ -222,7 +222,7 @@ impl Machine {
             let killed = rustix::process::kill_process(client.pid(), Signal::KILL);
             return killed.map_err(|_| Errno::Io);
         }
-        memory.write(argument, &packet).map_err(|_| Errno::Fault)?;
+        client.answer(argument, &packet).map_err(|_| Errno::Fault)?;
         result.map(drop)
     }
 }

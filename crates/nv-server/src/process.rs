@@ -5,8 +5,9 @@
 )]
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::ptr;
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, openat, readlinkat};
@@ -51,6 +52,35 @@ impl Client {
 
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+
+    /// Copies into the process as a kernel does that answers it: not into pages that the process
+    /// may not write itself. Where the kernel lets nobody do that, protection is not looked at.
+    pub(crate) fn answer(&self, address: u64, from: &[u8]) -> Result<(), StoreError> {
+        // A process that is gone has no folder any more; its number may be another's some day.
+        readlinkat(&self.folder, "exe", Vec::new()).map_err(|_| StoreError::BadAddress)?;
+        let address = usize::try_from(address).map_err(|_| StoreError::BadAddress)?;
+        let local = libc::iovec {
+            iov_base: from.as_ptr().cast_mut().cast(),
+            iov_len: from.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: ptr::without_provenance_mut(address),
+            iov_len: from.len(),
+        };
+        let pid = self.pid.as_raw_nonzero().get();
+        // SAFETY: the local range is a slice that is only read. The other one is an address of the
+        // other process, and a bad one an error of the call.
+        let moved =
+            unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
+        match usize::try_from(moved) {
+            Ok(moved) if moved == from.len() => Ok(()),
+            Ok(_) => Err(StoreError::BadAddress),
+            Err(_) => match Errno::from_io_error(&io::Error::last_os_error()) {
+                Some(Errno::PERM | Errno::NOSYS) => self.memory.write(address as u64, from),
+                _ => Err(StoreError::BadAddress),
+            },
+        }
     }
 
     /// The inode of the socket that a descriptor is, if it is one.
@@ -195,6 +225,36 @@ mod tests {
         let memory = client.memory();
         assert_eq!(memory.read(16, &mut seen), Err(StoreError::BadAddress));
         assert_eq!(memory.write(u64::MAX, &[0]), Err(StoreError::BadAddress));
+    }
+
+    #[test]
+    fn an_answer_reaches_only_pages_that_the_process_may_write() {
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+        const PAGE: usize = 4096;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address, so nothing is replaced.
+        let pages = unsafe {
+            rustix::mm::mmap_anonymous(ptr::null_mut(), 2 * PAGE, access, MapFlags::PRIVATE)
+        };
+        let pages = pages.unwrap();
+        // SAFETY: the page is ours, and nobody has a reference to it.
+        unsafe { rustix::mm::mprotect(pages.wrapping_byte_add(PAGE), PAGE, MprotectFlags::READ) }
+            .unwrap();
+        let (client, start) = (own(), pages.expose_provenance() as u64);
+        let page = PAGE as u64;
+        client.answer(start, &[7; 16]).unwrap();
+        client.answer(start, &[]).unwrap();
+        let refused = Err(StoreError::BadAddress);
+        assert_eq!(client.answer(start + page, &[7; 16]), refused);
+        assert_eq!(client.answer(start + page - 8, &[7; 16]), refused);
+        assert_eq!(client.answer(16, &[7; 16]), refused);
+        let mut seen = [1; 16];
+        client.memory().read(start, &mut seen).unwrap();
+        assert_eq!(seen, [7; 16]);
+        client.memory().read(start + page, &mut seen).unwrap();
+        assert_eq!(seen, [0; 16], "untouched");
+        // SAFETY: both pages are ours, and nobody has a reference to them.
+        unsafe { rustix::mm::munmap(pages, 2 * PAGE) }.unwrap();
     }
 
     #[test]
