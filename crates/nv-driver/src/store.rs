@@ -1,6 +1,7 @@
 //! The bytes behind memory objects, and the process that calls.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::FileId;
 
@@ -103,11 +104,13 @@ pub trait Process {
 ///
 /// Memory is made chunk by chunk on first write, so that a large simulated GPU costs nothing
 /// until it is used. There is no process to share with; [`Store::adopt`] makes fresh memory that
-/// a test reaches by its identifier.
+/// a test reaches by its identifier, for addresses that have been [lent](HeapStore::lend).
 #[derive(Debug, Default)]
 pub struct HeapStore {
     pieces: BTreeMap<StoreId, Piece>,
     next: u64,
+    lent: Range<u64>,
+    full: bool,
 }
 
 #[derive(Debug, Default)]
@@ -147,6 +150,16 @@ impl HeapStore {
         self.pieces.len()
     }
 
+    /// Says where the process has memory that can be adopted; nowhere at first.
+    pub fn lend(&mut self, addresses: Range<u64>) {
+        self.lent = addresses;
+    }
+
+    /// Says whether the host has no memory left: then what was never written cannot be.
+    pub fn set_full(&mut self, full: bool) {
+        self.full = full;
+    }
+
     fn piece(&self, id: StoreId) -> &Piece {
         self.pieces
             .get(&id)
@@ -162,7 +175,11 @@ impl Store for HeapStore {
         Ok(id)
     }
 
-    fn adopt(&mut self, _address: u64, bytes: u64) -> Result<StoreId, StoreError> {
+    fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError> {
+        let end = address.checked_add(bytes).ok_or(StoreError::BadAddress)?;
+        if address < self.lent.start || end > self.lent.end {
+            return Err(StoreError::BadAddress);
+        }
         self.create(bytes)
     }
 
@@ -193,6 +210,9 @@ impl Store for HeapStore {
             .expect("the driver writes only live pieces");
         let mut done = 0;
         for (index, start, take) in chunks(to.offset, from.len()) {
+            if self.full && !piece.chunks.contains_key(&index) {
+                return Err(StoreError::Exhausted);
+            }
             let chunk = piece
                 .chunks
                 .entry(index)
@@ -204,10 +224,26 @@ impl Store for HeapStore {
     }
 
     fn copy(&mut self, from: Place, to: Place, bytes: u64) -> Result<(), StoreError> {
-        let len = usize::try_from(bytes).map_err(|_| StoreError::Exhausted)?;
-        let mut buffer = vec![0; len];
-        self.read(from, &mut buffer)?;
-        self.write(to, &buffer)
+        let mut buffer = vec![0; usize::try_from(bytes.min(CHUNK)).expect("at most a chunk")];
+        let mut done = 0;
+        while done < bytes {
+            let len = (bytes - done).min(CHUNK);
+            // From the end where the source would be overwritten before it is read.
+            let at = if to.offset > from.offset {
+                bytes - done - len
+            } else {
+                done
+            };
+            let part = &mut buffer[..usize::try_from(len).expect("at most a chunk")];
+            let place = |place: Place| Place {
+                offset: place.offset + at,
+                ..place
+            };
+            self.read(place(from), part)?;
+            self.write(place(to), part)?;
+            done += len;
+        }
+        Ok(())
     }
 }
 
@@ -235,5 +271,35 @@ mod tests {
             )
             .unwrap();
         assert_eq!(bytes, [0, 0, 1, 2, 3, 4, 5, 0, 0]);
+    }
+
+    #[test]
+    fn ranges_that_overlap_are_copied_as_through_a_buffer() {
+        let len = usize::try_from(3 * CHUNK + 5).unwrap();
+        for (from, to) in [(0, 7), (7, 0), (0, CHUNK + 1), (2 * CHUNK, 1), (3, 3)] {
+            let mut store = HeapStore::new();
+            let id = store.create(1 << 20).unwrap();
+            let at = |offset| Place { id, offset };
+            let mut expected: Vec<u8> = (0..=250).cycle().take(6 * len).collect();
+            store.write(at(0), &expected).unwrap();
+            store.copy(at(from), at(to), len as u64).unwrap();
+            let [from, to] = [from, to].map(|offset| usize::try_from(offset).unwrap());
+            expected.copy_within(from..from + len, to);
+            let mut seen = vec![0; expected.len()];
+            store.read(at(0), &mut seen).unwrap();
+            assert!(seen == expected, "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn only_what_the_process_lends_is_adopted() {
+        let mut store = HeapStore::new();
+        let bad = Err(StoreError::BadAddress);
+        assert_eq!(store.adopt(0x1000, 4096), bad);
+        store.lend(0x1000..0x3000);
+        for (address, bytes) in [(0, 4096), (0x2000, 8192), (u64::MAX - 4095, 4096)] {
+            assert_eq!(store.adopt(address, bytes), bad, "{address:#x}");
+        }
+        assert!(store.adopt(0x1000, 8192).is_ok());
     }
 }

@@ -30,8 +30,10 @@ impl SimNodes {
     /// The nodes of a fresh machine.
     #[must_use]
     pub fn new(machine: Config) -> Self {
+        let mut store = HeapStore::new();
+        store.lend(ADDRESS..ADDRESS + MEMORY_BYTES as u64);
         Self {
-            driver: Driver::new(machine, HeapStore::new()),
+            driver: Driver::new(machine, store),
             caller: Caller {
                 memory: vec![0; MEMORY_BYTES],
                 files: BTreeMap::new(),

@@ -307,6 +307,10 @@ impl Store for PageStore {
         Ok(self.add(window))
     }
 
+    /// Whether the pages are mapped is not looked at, since nobody may name a [`HostRange`] that is
+    /// not; a server of other processes cannot rely on that, and looks.
+    ///
+    /// [`HostRange`]: vrampager_hal::HostRange
     fn adopt(&mut self, address: u64, bytes: u64) -> Result<StoreId, StoreError> {
         let lent = self
             .lent

@@ -352,6 +352,27 @@ fn a_read_only_mapping_can_be_read_and_not_written() {
 }
 
 #[test]
+fn a_channel_that_writes_where_the_host_has_no_memory_left_stops_and_others_go_on() {
+    let (mut client, gpu, mut queue) = machine();
+    let mut other = client.queue(gpu, VA + (128 << 20));
+    let (_, place) = client.buffer(gpu, DATA, MIB);
+    client.write(place, 0, &[7; 4]);
+    let far = DATA + MIB / 2;
+    let words = [bind_copy(), copy_line(DATA, far, 4, 0)];
+    submit(&mut client, &mut queue, VA, &words.concat());
+    let near = [bind_copy(), copy_line(DATA, DATA + 8, 4, 0)];
+    submit(&mut client, &mut other, VA + (128 << 20), &near.concat());
+    client.driver().store_mut().set_full(true);
+    client.driver().run_until_idle(0, 10);
+    assert_eq!(client.read(place, 8), [7; 4], "there is memory here");
+    assert_eq!(client.driver().counted().channel_errors, 1);
+    let info = faults(&mut client, gpu, queue);
+    let told = (info.count, info.list[0].address, info.list[0].access_type);
+    assert_eq!(told, (1, far, fault::ACCESS_WRITE));
+    assert_eq!(faults(&mut client, gpu, other).count, 0);
+}
+
+#[test]
 fn words_that_make_no_sense_stop_the_channel() {
     let cases: [&[u32]; 4] = [
         &[0xC000_0001],

@@ -45,6 +45,10 @@ pub(super) const ROWS: &[Row] = &[
         Status::INVALID_LIMIT,
         |m| pin_with(m, |p| p.limit = u64::MAX),
     ),
+    Row::status("pages that are not there", Status::INVALID_ADDRESS, |m| {
+        // Below what any process may map.
+        pin_with(m, |p| p.memory = 0x1000)
+    }),
     Row::status("pages of an unknown client", Status::INVALID_CLIENT, |m| {
         pin_with(m, |p| p.root = UNKNOWN)
     }),
