@@ -76,7 +76,7 @@ pub(crate) fn run<P: Peer>(trace: &Trace) -> Run {
 }
 
 #[inline]
-fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 processor has a time stamp counter.
     unsafe {
@@ -103,6 +103,26 @@ pub(crate) fn latencies<P: Peer>(trace: &Trace) -> Vec<u32> {
     trace.ops.iter().map(time).collect()
 }
 
+/// Keeps the least of several measurements of each operation.
+pub(crate) fn keep_least(least: &mut Vec<u32>, again: Vec<u32>) {
+    if least.is_empty() {
+        *least = again;
+        return;
+    }
+    for (old, new) in least.iter_mut().zip(again) {
+        *old = new.min(*old);
+    }
+}
+
+/// Ticks as nanoseconds, in order.
+pub(crate) fn sorted(mut ticks: Vec<u32>, tick: f64) -> Vec<f64> {
+    ticks.sort_unstable();
+    ticks
+        .into_iter()
+        .map(|ticks| f64::from(ticks) * tick)
+        .collect()
+}
+
 /// Nanoseconds per tick.
 pub(crate) fn tick_length() -> f64 {
     let (start, from) = (Instant::now(), ticks());
@@ -112,9 +132,23 @@ pub(crate) fn tick_length() -> f64 {
 
 /// What a run checked against a table of live ranges shows.
 pub(crate) struct Shadow {
-    pub(crate) errors: u64,
-    pub(crate) fragmentation: f64,
-    pub(crate) high_water: f64,
+    errors: u64,
+    fragmentation: f64,
+    high_water: f64,
+}
+
+impl Shadow {
+    /// The rest of a line.
+    pub(crate) fn print(&self) {
+        print!(
+            " frag {:.2} hiwat {:.3}",
+            self.fragmentation, self.high_water
+        );
+        if self.errors > 0 {
+            print!(" ERRORS {}", self.errors);
+        }
+        println!();
+    }
 }
 
 pub(crate) fn shadow<P: Peer>(trace: &Trace) -> Shadow {
@@ -229,7 +263,7 @@ unsafe extern "C" {
 }
 
 /// Bytes handed out by the C allocator, to Rust and C++ peers alike.
-fn malloc_bytes() -> usize {
+pub(crate) fn malloc_bytes() -> usize {
     #[cfg(target_env = "gnu")]
     {
         // SAFETY: the function takes nothing and returns a plain record by value.

@@ -67,8 +67,7 @@ where
     sharded / one
 }
 
-pub(crate) fn w7(full: bool) {
-    let pairs = if full { 300_000 } else { 100_000 };
+pub(crate) fn w7(pairs: usize) {
     let trace = Trace {
         slots: 50_000,
         ..traces::w1(50_000, pairs)

@@ -51,8 +51,8 @@ fn swaps(lag: u64, measured: usize) {
     );
 }
 
-pub(crate) fn consumption(full: bool) {
+pub(crate) fn consumption(measured: usize) {
     for lag in [0, 1, 2, 4] {
-        swaps(lag, if full { 1_000_000 } else { 200_000 });
+        swaps(lag, measured);
     }
 }
