@@ -23,7 +23,7 @@ impl Row {
     /// One line, without its end.
     pub(crate) fn print(&self, workload: &str) {
         print!(
-            "{workload:<13} {:<24} ns/op {:>7.1} p50 {:>6.0} p99 {:>6.0} p99.9 {:>6.0} \
+            "{workload:<15} {:<24} ns/op {:>7.1} p50 {:>6.0} p99 {:>6.0} p99.9 {:>6.0} \
              worst {:>8.0} B/live {:>6.1} fail {}",
             self.name,
             self.ns,
