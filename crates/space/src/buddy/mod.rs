@@ -299,10 +299,16 @@ impl Buddy {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
+    #[inline]
     pub fn alloc_one(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
-        if let Some(block) = self.alloc_plain(request) {
-            return Ok(block);
+        match self.alloc_plain(request) {
+            Some(block) => Ok(block),
+            None => self.alloc_planned(request),
         }
+    }
+
+    #[inline(never)]
+    fn alloc_planned(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
         let plan = self.plan(&request.contiguous())?;
         self.alloc_run(&plan)
     }
@@ -312,6 +318,7 @@ impl Buddy {
     /// # Panics
     /// When `block` is not live: it was freed before, is a copy from before it was trimmed, or is
     /// not of this space. Nothing has changed then.
+    #[inline]
     pub fn free(&mut self, block: Block, content: Content) {
         let (first, count) = self.end_life(block);
         self.map.give(first, count, class(content));
