@@ -34,6 +34,15 @@ impl Node {
     pub(super) fn end(self) -> u64 {
         (self.index + 1) << self.order
     }
+
+    /// The block it would be joined with.
+    #[inline]
+    pub(super) fn buddy(self) -> Self {
+        Self {
+            order: self.order,
+            index: self.index ^ 1,
+        }
+    }
 }
 
 /// The blocks of one class: a bitmap per order.
@@ -81,6 +90,19 @@ impl Orders {
     pub(super) fn insert(&mut self, node: Node) {
         self.sets[node.order as usize].insert(node.index);
         self.mask |= 1 << node.order;
+    }
+
+    /// Adds a block, joined with its buddy for as long as that is here too.
+    #[inline(never)]
+    pub(super) fn merge(&mut self, mut node: Node, max_order: u32) {
+        while node.order < max_order && self.contains(node.buddy()) {
+            self.remove(node.buddy());
+            node = Node {
+                order: node.order + 1,
+                index: node.index >> 1,
+            };
+        }
+        self.insert(node);
     }
 
     #[inline]

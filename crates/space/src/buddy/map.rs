@@ -112,6 +112,7 @@ impl FreeMap {
     }
 
     /// Makes `count` chunks from `first` free, all of one class.
+    #[inline]
     pub(super) fn give(&mut self, first: u64, count: u64, class: Class) {
         self.free_chunks += count;
         if class == Class::Clear {
@@ -119,27 +120,27 @@ impl FreeMap {
         }
         let order = count.trailing_zeros();
         let aligned = count.is_power_of_two() && first.trailing_zeros() >= order;
-        if aligned && order <= self.max_order {
+        if aligned && order < self.max_order {
             let index = first >> order;
-            return self.merge(Node { order, index }, class);
+            self.merge(Node { order, index }, class);
+        } else {
+            self.give_parts(first, first + count, class);
         }
-        let (mut at, end) = (first, first + count);
+    }
+
+    #[inline(never)]
+    fn give_parts(&mut self, mut at: u64, end: u64, class: Class) {
         while at < end {
             let order = self.order_at(at, end);
-            self.merge(
-                Node {
-                    order,
-                    index: at >> order,
-                },
-                class,
-            );
+            let index = at >> order;
+            self.merge(Node { order, index }, class);
             at += 1 << order;
         }
     }
 
     /// Adds a free block, joined with its buddy for as long as that is free too.
     #[inline]
-    fn merge(&mut self, mut node: Node, class: Class) {
+    fn merge(&mut self, node: Node, class: Class) {
         let others = self.blocks.mask(Class::Mixed) | self.blocks.mask(Class::Clear);
         let Some(dirty) = self.blocks.dense(Class::Dirty).filter(|_| others == 0) else {
             return self.merge_classes(node, class);
@@ -148,29 +149,17 @@ impl FreeMap {
             return self.merge_classes(node, class);
         }
         // Nothing is known to be clear: there is one class to look for.
-        while node.order < self.max_order {
-            let buddy = Node {
-                index: node.index ^ 1,
-                ..node
-            };
-            if !dirty.contains(buddy) {
-                break;
-            }
-            dirty.remove(buddy);
-            node = Node {
-                order: node.order + 1,
-                index: node.index >> 1,
-            };
+        if dirty.contains(node.buddy()) {
+            dirty.merge(node, self.max_order);
+        } else {
+            dirty.insert(node);
         }
-        dirty.insert(node);
     }
 
+    #[inline(never)]
     fn merge_classes(&mut self, mut node: Node, mut class: Class) {
         while node.order < self.max_order {
-            let buddy = Node {
-                index: node.index ^ 1,
-                ..node
-            };
+            let buddy = node.buddy();
             let Some(other) = self.class_of(buddy) else {
                 break;
             };
@@ -583,10 +572,7 @@ impl FreeMap {
             assert!(node.first() >= at, "free blocks overlap");
             at = node.end();
             if node.order < self.max_order {
-                let buddy = Node {
-                    index: node.index ^ 1,
-                    ..node
-                };
+                let buddy = node.buddy();
                 assert!(self.class_of(buddy).is_none(), "two buddies are both free");
             }
             let seen = self.classify(node);
@@ -617,10 +603,7 @@ impl FreeMap {
         for piece in self.blocks.members(Class::Piece) {
             let (class, _) = self.covering(piece.first()).expect("a piece is free");
             assert_eq!(class, Class::Mixed, "a piece lies in a mixed block");
-            let buddy = Node {
-                index: piece.index ^ 1,
-                ..piece
-            };
+            let buddy = piece.buddy();
             assert!(
                 !self.blocks.contains(Class::Piece, buddy),
                 "clear pieces are maximal"
