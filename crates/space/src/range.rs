@@ -32,15 +32,16 @@ mod tests;
 pub enum Mode {
     /// A small hole that fits. Packs random lifetimes best.
     ///
-    /// Holes are in size classes of a sixteenth of an octave. The one taken is the smallest, the
-    /// lowest of equals, of the sixteen newest holes of a class, in the first class in which one of
-    /// these serves. After eight classes, only those follow whose holes suit any alignment; only if
-    /// they have none are all holes looked at, so that a refusal means that nothing fits.
+    /// Holes are in size classes of a 64th of an octave. Of the four newest of a class the smallest
+    /// is taken, the lowest of equals. Up to twelve that are long enough and yet do not serve, for
+    /// their place or their neighbours, are passed over before the four. If none serves it is the
+    /// next class's turn. After 32 classes, only those follow whose holes suit any alignment; only
+    /// if they have none are all holes looked at, so that a refusal means that nothing fits.
     ///
-    /// As a rule that is sixteen holes of each of two classes, or of ten with an alignment. It is
-    /// all of the classes that may serve when limits or a gap rule leave those too short, and when
-    /// no hole is of a longer class than the request and the sixteen newest of that one are too
-    /// short.
+    /// As a rule that is four holes of each of two classes, or up to sixteen of each of 34 with an
+    /// alignment. It is all of the classes that may serve when limits or a gap rule leave those too
+    /// short, and when no hole is of a longer class than the request and the four newest of its own
+    /// are too short.
     #[default]
     Best,
     /// The lowest address that fits.

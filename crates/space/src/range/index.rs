@@ -7,15 +7,17 @@ use crate::SpaceError;
 /// No hole.
 const NONE: u32 = 0;
 
-const SUB_BITS: u32 = 4;
+const SUB_BITS: u32 = 6;
 const SUB: u32 = 1 << SUB_BITS;
 const OCTAVES: usize = 64 - SUB_BITS as usize + 1;
 
-/// Holes of one size class compared with one another before one is taken.
+/// Holes of a size class looked at for one that serves, and how many are compared, not counting
+/// those long enough that come before it. Each is a line to read: narrow classes make up for few.
 const TRIES: usize = 16;
+const COMPARED: usize = 4;
 
 /// Size classes an aligned request looks at before it asks for more than its size.
-const NEAR_BINS: usize = 8;
+const NEAR_BINS: usize = 32;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
@@ -38,7 +40,7 @@ impl Entry {
 fn bin_of(len: u64) -> u32 {
     let octave = (len | u64::from(SUB - 1)).ilog2();
     let shift = octave.max(SUB_BITS) - SUB_BITS;
-    let sub = u32::try_from(len >> shift & u64::from(SUB - 1)).expect("four bits");
+    let sub = u32::try_from(len >> shift & u64::from(SUB - 1)).expect("few bits");
     ((octave - (SUB_BITS - 1)) << SUB_BITS) + sub
 }
 
@@ -52,7 +54,7 @@ pub(super) struct HoleIndex {
     entries: Vec<Entry>,
     spare: u32,
     heads: Vec<u32>,
-    map: [u32; OCTAVES],
+    map: [u64; OCTAVES],
     top: u64,
     /// Holes made so far; `None` when there is a list by age.
     made: Option<u64>,
@@ -225,7 +227,7 @@ impl HoleIndex {
 
     fn next_bin(&self, bin: u32) -> Option<u32> {
         let octave = bin >> SUB_BITS;
-        let word = *self.map.get(octave as usize)? & (u32::MAX << (bin & (SUB - 1)));
+        let word = *self.map.get(octave as usize)? & (u64::MAX << (bin & (SUB - 1)));
         if word != 0 {
             return Some(octave << SUB_BITS | word.trailing_zeros());
         }
@@ -254,8 +256,8 @@ impl HoleIndex {
     }
 
     /// What `place` makes of the best hole of at least `size` that it accepts: the shortest, then
-    /// lowest, of up to sixteen of a size class. Few classes are looked at before holes of at
-    /// least `sure` are, which suit any alignment.
+    /// lowest, of four of a size class. Few classes are looked at before holes of at least `sure`
+    /// are, which suit any alignment.
     pub(super) fn best<T>(
         &self,
         (size, sure): (u64, u64),
@@ -263,14 +265,21 @@ impl HoleIndex {
     ) -> Option<T> {
         for bin in self.bins(size).take(NEAR_BINS).chain(self.bins(sure)) {
             let mut least: Option<(u64, u64, T)> = None;
-            for entry in self.list(bin).take(TRIES).filter(|entry| entry.len >= size) {
-                let key = (entry.len, entry.start);
-                if least
+            let mut compared = 0;
+            for entry in self.list(bin).take(TRIES) {
+                let (key, short) = ((entry.len, entry.start), entry.len < size);
+                let better = least
                     .as_ref()
-                    .is_none_or(|&(len, start, _)| key < (len, start))
+                    .is_none_or(|&(len, start, _)| key < (len, start));
+                if better
+                    && !short
                     && let Some(found) = place(entry.start, entry.len)
                 {
                     least = Some((key.0, key.1, found));
+                }
+                compared += usize::from(short || least.is_some());
+                if compared == COMPARED {
+                    break;
                 }
             }
             if let Some((_, _, found)) = least {
