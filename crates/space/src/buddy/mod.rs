@@ -280,18 +280,19 @@ impl Buddy {
             return Ok(blocks);
         }
         let mut clear_parts = Vec::new();
-        match self.alloc_scattered(&plan, &mut blocks, &mut clear_parts) {
-            Ok(()) => Ok(blocks),
-            Err(error) => {
-                clear_parts.sort_unstable();
-                for block in blocks {
-                    let taken = self.end_life(block);
-                    self.map
-                        .give_back(taken, class(block.content), &clear_parts);
-                }
-                Err(error)
-            }
+        let served = self.alloc_scattered(&plan, &mut blocks, &mut clear_parts);
+        if served == Ok(true) {
+            return Ok(blocks);
         }
+        clear_parts.sort_unstable();
+        for block in blocks {
+            let taken = self.end_life(block);
+            self.map
+                .give_back(taken, class(block.content), &clear_parts);
+        }
+        served?;
+        // Only now are the figures those of the space that is left.
+        Err(self.no_space(&plan))
     }
 
     /// Takes the single block that `request` asks for, without a list to carry it: the request
@@ -588,16 +589,16 @@ impl Buddy {
         }
     }
 
-    /// Takes blocks until the request is served. When it can't be, `blocks` and `clear_parts` say
-    /// what is to be undone.
+    /// Takes blocks until the request is served, and returns whether it is. If not, `blocks` and
+    /// `clear_parts` say what is to be undone.
     fn alloc_scattered(
         &mut self,
         plan: &Plan,
         blocks: &mut Vec<Block>,
         clear_parts: &mut Vec<(u64, u64)>,
-    ) -> Result<(), SpaceError> {
+    ) -> Result<bool, SpaceError> {
         if plan.padded > self.map.free_chunks() {
-            return Err(self.no_space(plan));
+            return Ok(false);
         }
         let (mut wanted, mut padded) = (plan.count, plan.padded);
         let mut order = self.max_order();
@@ -605,7 +606,7 @@ impl Buddy {
             order = order.min(padded.ilog2());
             let Some(found) = self.find(order, plan) else {
                 if order <= plan.min_order {
-                    return Err(self.no_space(plan));
+                    return Ok(false);
                 }
                 order -= 1;
                 continue;
@@ -621,7 +622,7 @@ impl Buddy {
             padded -= 1 << order;
             wanted = wanted.saturating_sub(1 << order);
         }
-        Ok(())
+        Ok(true)
     }
 }
 

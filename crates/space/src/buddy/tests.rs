@@ -71,6 +71,25 @@ fn contiguous_requests_use_runs_across_blocks() {
 }
 
 #[test]
+fn a_refusal_tells_of_the_space_as_it_was_before_the_blocks_that_did_not_suffice() {
+    let mut mm = Buddy::new(8 * PAGE, PAGE).unwrap();
+    for page in [5, 7] {
+        let there = Span::new(page * PAGE, PAGE).unwrap();
+        mm.alloc(&pages(1).within(there)).unwrap();
+    }
+    let all = Span::new(0, 8 * PAGE).unwrap();
+    let pairs = pages(6).min_block(2 * PAGE);
+    for request in [pairs, pairs.within(all), pages(6).align(2 * PAGE)] {
+        let expected = SpaceError::NoSpace {
+            needed: 6 * PAGE,
+            free: 6 * PAGE,
+            largest: 4 * PAGE,
+        };
+        assert_eq!(mm.alloc(&request), Err(expected), "{request:?}");
+    }
+}
+
+#[test]
 #[should_panic(expected = "is not live")]
 fn freeing_a_block_twice_is_a_bug() {
     let mut mm = Buddy::new(PAGE * 16, PAGE).unwrap();
@@ -299,7 +318,7 @@ fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
     };
     let mut live: Vec<Block> = Vec::new();
     for step in 0..400 {
-        let free = mm.free_bytes();
+        let before = (mm.free_bytes(), mm.largest_free());
         if rng.below(5) < 3 {
             let request = random_request(&mut rng, chunks);
             match mm.alloc(&request) {
@@ -314,7 +333,12 @@ fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
                         live.push(block);
                     }
                 }
-                Err(_) => assert_eq!(mm.free_bytes(), free, "a failure changes nothing"),
+                Err(error) => {
+                    assert_eq!((mm.free_bytes(), mm.largest_free()), before);
+                    if let SpaceError::NoSpace { free, largest, .. } = error {
+                        assert_eq!((free, largest), before, "seed {seed} {request:?}");
+                    }
+                }
             }
         } else if !live.is_empty() {
             let pick = usize::try_from(rng.below(live.len() as u64)).unwrap();
