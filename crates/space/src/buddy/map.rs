@@ -501,9 +501,11 @@ impl FreeMap {
                 let mut next = self.blocks.next(class, order, 0);
                 while let Some(index) = next {
                     let (lo, hi) = self.grow(Node { order, index }, (count, enough), live);
-                    let start = lo.next_multiple_of(align);
-                    if start + count <= hi {
-                        return Some(start);
+                    // There may be no such multiple, nor a run of the length, below 2^64.
+                    let start = lo.checked_next_multiple_of(align);
+                    let room = start.and_then(|start| hi.checked_sub(start));
+                    if room.is_some_and(|room| room >= count) {
+                        return start;
                     }
                     next = self.blocks.next(class, order, index + 1);
                 }

@@ -24,6 +24,102 @@ fn sizes_that_no_block_can_be_rounded_up_to_are_refused() {
 }
 
 #[test]
+fn a_run_that_would_end_past_two_to_the_64_is_not_looked_at() {
+    let mut mm = Buddy::new(u64::MAX, 1).unwrap();
+    let all = mm.alloc_one(&BuddyRequest::new(u64::MAX)).unwrap();
+    assert_eq!((all.offset, all.size), (0, u64::MAX));
+    mm.free(all, Content::Dirty);
+    mm.alloc_one(&BuddyRequest::new(1 << 63)).unwrap();
+    let middle = Span::new(1 << 63, 1).unwrap();
+    mm.alloc_one(&BuddyRequest::new(1).within(middle)).unwrap();
+    let far = mm.alloc_one(&BuddyRequest::new(3).align(1 << 63));
+    assert!(matches!(far, Err(SpaceError::NoSpace { .. })), "{far:?}");
+    mm.check();
+}
+
+/// All combinations of what a request may say, near the ends of 64 bits.
+fn edge_requests(chunk: u64) -> impl Iterator<Item = BuddyRequest> {
+    let top = !(chunk - 1);
+    let half = 1 << 63;
+    let sizes = [
+        chunk,
+        3 * chunk,
+        half - chunk,
+        half,
+        half + chunk,
+        top - chunk,
+        top,
+    ];
+    let powers = [1, 2, 1 << 32, 1 << 62, half];
+    let spans = [
+        (0, top),
+        (chunk, top),
+        (half, top),
+        (half - chunk, half + chunk),
+    ];
+    let spans = spans.map(|(lo, hi)| Span::from_bounds(lo, hi));
+    let limited = move |request: BuddyRequest| {
+        let within = spans.into_iter().flatten();
+        let within = within.map(move |span| request.within(span));
+        [request].into_iter().chain(within)
+    };
+    sizes
+        .into_iter()
+        .flat_map(move |size| powers.map(|align| BuddyRequest::new(size).align(align)))
+        .flat_map(move |request| [request, request.min_block(chunk), request.min_block(half)])
+        .flat_map(limited)
+        .flat_map(|request| [request, request.contiguous()])
+        .flat_map(|request| [request, request.top_down()])
+}
+
+#[test]
+fn requests_near_two_to_the_64_are_served_or_refused_in_any_state() {
+    for (size, chunk) in [
+        (u64::MAX, 1),
+        (u64::MAX - 1, 1),
+        (1 << 63, 1),
+        (u64::MAX, PAGE),
+    ] {
+        let empty = Buddy::new(size, chunk).unwrap();
+        let top = empty.size() - chunk;
+        let live = |places: &[u64]| {
+            let mut mm = empty.clone();
+            for &place in places {
+                let there = Span::new(place, chunk).unwrap();
+                mm.alloc_one(&BuddyRequest::new(chunk).within(there))
+                    .unwrap();
+            }
+            mm
+        };
+        // All that is free begins just behind the middle.
+        let mut upper = empty.clone();
+        upper.alloc_one(&BuddyRequest::new(1 << 63)).unwrap();
+        let middle = Span::new(1 << 63, chunk).filter(|middle| middle.end() <= size);
+        if let Some(middle) = middle {
+            let there = BuddyRequest::new(chunk).within(middle);
+            upper.alloc_one(&there).unwrap();
+        }
+        for mm in [
+            live(&[]),
+            live(&[0]),
+            live(&[top]),
+            live(&[1 << 62, top]),
+            upper,
+        ] {
+            for request in edge_requests(chunk) {
+                let mut mm = mm.clone();
+                let before = (mm.free_bytes(), mm.largest_free());
+                for block in mm.alloc(&request).unwrap_or_default() {
+                    mm.check();
+                    mm.free(block, Content::Dirty);
+                }
+                assert_eq!((mm.free_bytes(), mm.largest_free()), before, "{request:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_two_to_the_64_space_has_order_51_and_hands_it_out() {
     let mut mm = Buddy::new(u64::MAX, PAGE).unwrap();
     assert_eq!(mm.max_order(), 51);
