@@ -21,6 +21,13 @@ pub enum SpaceError {
         /// The value it had; of a span, its start or its length, whichever is at fault.
         value: u64,
     },
+    /// No zone has the name asked for.
+    UnknownZone,
+    /// There is a zone of that name.
+    DuplicateZone {
+        /// The name.
+        name: &'static str,
+    },
     /// A range, or the limits of a request, reach beyond the space.
     OutOfRange {
         /// First address asked for.
@@ -51,7 +58,10 @@ impl SpaceError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSpace { .. } => ErrorKind::NoSpace,
-            Self::Invalid { .. } | Self::OutOfRange { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. }
+            | Self::OutOfRange { .. }
+            | Self::UnknownZone
+            | Self::DuplicateZone { .. } => ErrorKind::Invalid,
             Self::MetadataExhausted => ErrorKind::HostMemory,
         }
     }
@@ -62,7 +72,11 @@ impl SpaceError {
     pub const fn fragmentation_permille(&self) -> Option<u32> {
         match *self {
             Self::NoSpace { free, largest, .. } => Some(fragmentation_permille(free, largest)),
-            Self::Invalid { .. } | Self::OutOfRange { .. } | Self::MetadataExhausted => None,
+            Self::Invalid { .. }
+            | Self::OutOfRange { .. }
+            | Self::UnknownZone
+            | Self::DuplicateZone { .. }
+            | Self::MetadataExhausted => None,
         }
     }
 }
@@ -93,6 +107,8 @@ impl fmt::Display for SpaceError {
             Self::OutOfRange { start, len } => {
                 write!(f, "{len:#x} bytes at {start:#x} are outside the space")
             }
+            Self::UnknownZone => f.write_str("no zone has that name"),
+            Self::DuplicateZone { name } => write!(f, "there is a zone `{name}` already"),
             Self::MetadataExhausted => f.write_str("no host memory for allocator records"),
         }
     }

@@ -347,7 +347,7 @@ impl RangeAllocator {
     pub fn reserve(&mut self, span: Span, color: u32) -> Result<(), SpaceError> {
         if span.is_empty() {
             return Err(SpaceError::Invalid {
-                argument: "size",
+                argument: "span",
                 value: 0,
             });
         }

@@ -287,8 +287,8 @@ impl VaSpace {
     ///
     /// # Errors
     /// [`SpaceError::OutOfRange`] when it reaches past the device's addresses,
-    /// [`SpaceError::Invalid`] when a zone overlaps it, whose start it names, or bears the same
-    /// name, and [`SpaceError::MetadataExhausted`].
+    /// [`SpaceError::Invalid`] when a zone overlaps it, whose start it names,
+    /// [`SpaceError::DuplicateZone`] and [`SpaceError::MetadataExhausted`].
     pub fn add_zone(&mut self, zone: Zone) -> Result<(), SpaceError> {
         if zone.span.end() > self.limit {
             return Err(SpaceError::OutOfRange {
@@ -296,9 +296,11 @@ impl VaSpace {
                 len: zone.span.len(),
             });
         }
-        let clash =
-            |other: &&Pool| other.zone.span.overlaps(zone.span) || other.zone.name == zone.name;
-        if let Some(other) = self.pools.iter().find(clash) {
+        if self.pools.iter().any(|other| other.zone.name == zone.name) {
+            return Err(SpaceError::DuplicateZone { name: zone.name });
+        }
+        let overlaps = |other: &&Pool| other.zone.span.overlaps(zone.span);
+        if let Some(other) = self.pools.iter().find(overlaps) {
             return Err(SpaceError::Invalid {
                 argument: "zone",
                 value: other.zone.span.start(),
@@ -367,9 +369,10 @@ impl VaSpace {
     /// takes a step for each segment of the zone.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] for an unknown zone, size 0 or a generation that was closed and is
-    /// not gone, [`SpaceError::NoSpace`], whose figures count what is free and what this
-    /// generation has parked, but no range that waits for a fence or is another generation's, and
+    /// [`SpaceError::UnknownZone`], [`SpaceError::Invalid`] for size 0 or
+    /// a generation that was closed and is not gone, [`SpaceError::NoSpace`], whose figures count
+    /// what is free and what this generation has parked, but no range that waits for a fence or is
+    /// another generation's, and
     /// [`SpaceError::MetadataExhausted`].
     pub fn carve(
         &mut self,
@@ -575,10 +578,7 @@ impl VaSpace {
 
     fn zone_index(&self, name: &str) -> Result<usize, SpaceError> {
         let index = self.pools.iter().position(|pool| pool.zone.name == name);
-        index.ok_or(SpaceError::Invalid {
-            argument: "zone",
-            value: self.pools.len() as u64,
-        })
+        index.ok_or(SpaceError::UnknownZone)
     }
 
     /// The record of the range, not settled yet, that holds `address`.

@@ -102,7 +102,7 @@ fn reservations_beyond_the_space_or_empty_are_refused() {
                 };
                 let expected = match len {
                     0 => SpaceError::Invalid {
-                        argument: "size",
+                        argument: "span",
                         value: 0,
                     },
                     _ => SpaceError::OutOfRange { start, len },

@@ -146,6 +146,31 @@ impl Plan {
             .filter(|(lo, hi)| hi - lo == self.count)
             .map(|(lo, _)| lo)
     }
+
+    /// The least order of which a request that is not exact takes whole blocks before it trims
+    /// them, and how many it takes.
+    fn whole_blocks(&self) -> (u32, u64) {
+        if self.contiguous {
+            return (natural_order(self.count).max(self.align_order), 1);
+        }
+        let rest = self.padded & ((1 << self.align_order) - 1);
+        let blocks = (self.padded >> self.align_order) + u64::from(rest.count_ones());
+        (self.align_order, blocks)
+    }
+
+    /// Whether an empty space of `chunks` chunks could serve the request.
+    fn is_possible(&self, chunks: u64) -> bool {
+        let any_run = self.contiguous && self.search.window.is_none();
+        let (order, blocks) = self.whole_blocks();
+        let window = self.search.window.unwrap_or((0, chunks));
+        any_run || self.exact().is_some() || blocks_in(window, order) >= blocks
+    }
+}
+
+/// Whole blocks of an order in some chunks of an empty space.
+fn blocks_in((lo, hi): (u64, u64), order: u32) -> u64 {
+    let first = 1_u64.checked_shl(order).map(|len| lo.div_ceil(len));
+    first.map_or(0, |first| (hi >> order).saturating_sub(first))
 }
 
 /// The order of the smallest power of two that holds `count` chunks.
@@ -267,8 +292,11 @@ impl Buddy {
     /// Takes the blocks that make up `request`, in the order they were found.
     ///
     /// # Errors
-    /// [`SpaceError::NoSpace`] when the free blocks do not suffice, [`SpaceError::Invalid`] and
-    /// [`SpaceError::OutOfRange`] when they never could.
+    /// [`SpaceError::NoSpace`] when the free blocks do not suffice; [`SpaceError::Invalid`] when
+    /// `size`, `within` or the span of an exact request is not made of chunks, `min_block` or
+    /// `align` is no power of two, or all of the space would not suffice;
+    /// [`SpaceError::OutOfRange`] when `within` leaves the space;
+    /// [`SpaceError::MetadataExhausted`].
     pub fn alloc(&mut self, request: &BuddyRequest) -> Result<Vec<Block>, SpaceError> {
         let plan = self.plan(request)?;
         let mut blocks = Vec::new();
@@ -340,17 +368,15 @@ impl Buddy {
         content: Content,
     ) -> Result<Block, SpaceError> {
         let mask = self.chunk() - 1;
-        if keep.is_empty() || keep.len() & mask != 0 {
-            return Err(SpaceError::Invalid {
-                argument: "keep length",
-                value: keep.len(),
-            });
+        let invalid = |value| {
+            let argument = "keep";
+            Err(SpaceError::Invalid { argument, value })
+        };
+        if keep.start() & mask != 0 || !block.span().contains(keep.start()) {
+            return invalid(keep.start());
         }
-        if keep.start() & mask != 0 || !block.span().covers(keep) {
-            return Err(SpaceError::Invalid {
-                argument: "keep start",
-                value: keep.start(),
-            });
+        if keep.is_empty() || keep.len() & mask != 0 || !block.span().covers(keep) {
+            return invalid(keep.len());
         }
         let (start, end) = (keep.start() >> self.shift, keep.end() >> self.shift);
         self.prepare(0)?;
@@ -461,48 +487,53 @@ impl Buddy {
     }
 
     fn plan(&self, request: &BuddyRequest) -> Result<Plan, SpaceError> {
-        let too_big = SpaceError::Invalid {
-            argument: "size",
-            value: request.size,
-        };
-        let mask = self.chunk() - 1;
-        if request.size == 0 || request.size & mask != 0 {
-            return Err(too_big);
+        let invalid = |argument, value| Err(SpaceError::Invalid { argument, value });
+        let count = request.size >> self.shift;
+        if count == 0 || count << self.shift != request.size || count > self.chunks {
+            return invalid("size", request.size);
         }
         let smallest = request.min_block.unwrap_or(self.chunk());
         if smallest < self.chunk() {
-            return Err(SpaceError::Invalid {
-                argument: "min_block",
-                value: smallest,
-            });
+            return invalid("min_block", smallest);
         }
         let min_order = self.order_of("min_block", smallest)?;
         let align_order = self.order_of("align", request.align)?.max(min_order);
-        let count = request.size >> self.shift;
-        let padded = count.checked_next_multiple_of(1 << min_order);
-        let padded = padded.ok_or(too_big)?;
-        let window = self.window(request, smallest)?;
-        let natural = natural_order(count);
-        let searchable = request.contiguous && window.is_none() && count <= self.chunks;
-        let exact = window.is_some_and(|(lo, hi)| hi - lo == count);
-        let impossible = padded > self.chunks
-            || min_order > self.max_order()
-            || request.contiguous && natural > self.max_order();
-        if impossible && !searchable && !exact {
-            return Err(too_big);
-        }
-        Ok(Plan {
+        let plan = Plan {
             count,
-            padded,
+            padded: count
+                .checked_next_multiple_of(1 << min_order)
+                .unwrap_or(u64::MAX),
             min_order,
             align_order,
             contiguous: request.contiguous,
             search: Search {
-                window,
+                window: self.window(request, smallest)?,
                 end: request.end,
                 clear: request.content == Content::Cleared,
             },
-        })
+        };
+        if plan.is_possible(self.chunks) {
+            Ok(plan)
+        } else {
+            Err(self.blame(request, &plan))
+        }
+    }
+
+    /// Names what a request that not even the empty space could serve would have to change.
+    #[cold]
+    fn blame(&self, request: &BuddyRequest, plan: &Plan) -> SpaceError {
+        let all = (0, self.chunks);
+        let (order, blocks) = plan.whole_blocks();
+        let (argument, value) = if blocks_in(all, order) >= blocks {
+            ("within", request.within.map_or(0, Span::len))
+        } else if plan.contiguous && natural_order(plan.count) > self.max_order() {
+            ("size", request.size)
+        } else if blocks_in(all, plan.min_order) < plan.count.div_ceil(1 << plan.min_order) {
+            ("min_block", request.min_block.unwrap_or(self.chunk()))
+        } else {
+            ("align", request.align)
+        };
+        SpaceError::Invalid { argument, value }
     }
 
     fn window(
@@ -513,34 +544,27 @@ impl Buddy {
         let Some(span) = request.within else {
             return Ok(None);
         };
-        let out = SpaceError::OutOfRange {
-            start: span.start(),
-            len: span.len(),
-        };
         if span.end() > self.size() {
-            return Err(out);
-        }
-        if (span.start() | span.end()) & (self.chunk() - 1) != 0 {
-            return Err(SpaceError::Invalid {
-                argument: "within",
-                value: span.start(),
+            return Err(SpaceError::OutOfRange {
+                start: span.start(),
+                len: span.len(),
             });
         }
-        if span.len() < request.size {
-            return Err(SpaceError::Invalid {
-                argument: "within",
-                value: span.len(),
-            });
+        let (mut start, mut end) = (self.chunk(), self.chunk());
+        if span.len() == request.size {
+            (start, end) = (smallest.max(request.align), smallest);
         }
-        let unaligned = span.start() & (smallest.max(request.align) - 1) != 0
-            || span.end() & (smallest - 1) != 0;
-        if span.len() == request.size && unaligned {
-            return Err(SpaceError::Invalid {
-                argument: "within",
-                value: span.start(),
-            });
-        }
-        Ok(Some((span.start() >> self.shift, span.end() >> self.shift)))
+        let value = if span.start() & (start.max(self.chunk()) - 1) != 0 {
+            span.start()
+        } else if span.end() & (end - 1) != 0 || span.len() < request.size {
+            span.len()
+        } else {
+            return Ok(Some((span.start() >> self.shift, span.end() >> self.shift)));
+        };
+        Err(SpaceError::Invalid {
+            argument: "within",
+            value,
+        })
     }
 
     #[inline]

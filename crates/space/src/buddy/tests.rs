@@ -16,7 +16,7 @@ fn sizes_that_no_block_can_be_rounded_up_to_are_refused() {
     let size = (1 << 63) + 1;
     let request = BuddyRequest::new(size).min_block(1 << 63);
     let invalid = |argument, value| Err(SpaceError::Invalid { argument, value });
-    assert_eq!(mm.alloc(&request), invalid("size", size));
+    assert_eq!(mm.alloc(&request), invalid("min_block", 1 << 63));
     assert_eq!(mm.alloc(&pages(1).align(0)), invalid("align", 0));
     let far = BuddyRequest::new(size).contiguous().align(1 << 63);
     assert_eq!(mm.alloc(&far).unwrap()[0].offset, 0);
@@ -183,6 +183,81 @@ fn a_refusal_tells_of_the_space_as_it_was_before_the_blocks_that_did_not_suffice
         };
         assert_eq!(mm.alloc(&request), Err(expected), "{request:?}");
     }
+}
+
+#[test]
+fn an_invalid_request_names_the_argument_at_fault_and_its_value() {
+    let mut mm = Buddy::new(12 * PAGE, PAGE).unwrap();
+    let within =
+        |request: BuddyRequest, start, end| request.within(Span::from_bounds(start, end).unwrap());
+    for (request, argument, value) in [
+        (BuddyRequest::new(5000), "size", 5000),
+        (pages(13), "size", 13 * PAGE),
+        (pages(13).min_block(16 * PAGE), "size", 13 * PAGE),
+        (pages(1).min_block(16 * PAGE), "min_block", 16 * PAGE),
+        (pages(9).min_block(8 * PAGE), "min_block", 8 * PAGE),
+        (pages(1).min_block(3 * PAGE), "min_block", 3 * PAGE),
+        (pages(3).align(8 * PAGE), "align", 8 * PAGE),
+        (pages(1).align(3), "align", 3),
+        (within(pages(1), 0, 2 * PAGE - 1), "within", 2 * PAGE - 1),
+        (within(pages(1), 1, 2 * PAGE), "within", 1),
+        (within(pages(3), PAGE, 3 * PAGE), "within", 2 * PAGE),
+        (
+            within(pages(3).min_block(2 * PAGE), 0, 3 * PAGE),
+            "within",
+            3 * PAGE,
+        ),
+        (
+            within(pages(2).min_block(2 * PAGE), PAGE, 3 * PAGE),
+            "within",
+            PAGE,
+        ),
+        (
+            within(pages(1).align(2 * PAGE), PAGE, 2 * PAGE),
+            "within",
+            PAGE,
+        ),
+        (
+            within(pages(1).align(4 * PAGE), PAGE, 4 * PAGE),
+            "within",
+            3 * PAGE,
+        ),
+        (
+            within(pages(3).contiguous(), PAGE, 5 * PAGE),
+            "within",
+            4 * PAGE,
+        ),
+        (
+            within(pages(9).contiguous(), 0, 12 * PAGE),
+            "size",
+            9 * PAGE,
+        ),
+    ] {
+        let expected = Err(SpaceError::Invalid { argument, value });
+        assert_eq!(mm.alloc(&request), expected, "{request:?}");
+    }
+    let block = mm.alloc_one(&pages(4)).unwrap();
+    let at = block.offset;
+    for (start, len, value) in [
+        (at, 5 * PAGE, 5 * PAGE),
+        (at + PAGE, 4 * PAGE, 4 * PAGE),
+        (at + PAGE, 0, 0),
+        (at + PAGE, 5, 5),
+        (at + 5, PAGE, at + 5),
+        (at - PAGE, PAGE, at - PAGE),
+        (at + 4 * PAGE, PAGE, at + 4 * PAGE),
+    ] {
+        let keep = Span::new(start, len).unwrap();
+        let argument = "keep";
+        let expected = Err(SpaceError::Invalid { argument, value });
+        assert_eq!(mm.trim(block, keep, Content::Dirty), expected, "{keep:?}");
+    }
+}
+
+/// Whether the request could be served if nothing were live, by trying.
+fn empty_space_serves(request: &BuddyRequest, chunks: u64) -> bool {
+    let mut empty = Buddy::new(chunks * PAGE, PAGE).unwrap();
+    empty.alloc(request).is_ok()
 }
 
 #[test]
@@ -431,6 +506,9 @@ fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
                 }
                 Err(error) => {
                     assert_eq!((mm.free_bytes(), mm.largest_free()), before);
+                    // What freeing everything would not help is not called a lack of space.
+                    let is_no_space = error.kind() == crate::ErrorKind::NoSpace;
+                    assert_eq!(is_no_space, empty_space_serves(&request, chunks));
                     if let SpaceError::NoSpace { free, largest, .. } = error {
                         assert_eq!((free, largest), before, "seed {seed} {request:?}");
                     }

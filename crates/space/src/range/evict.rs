@@ -87,7 +87,8 @@ impl<'a> EvictionScan<'a> {
             .space
             .find(start)
             .filter(|range| range.span.start() == start);
-        let Range { span, color } = range.expect("a candidate is live");
+        let range = range.unwrap_or_else(|| panic!("no live range starts at {start:#x}"));
+        let Range { span, color } = range;
         if self.roster.contains(start) {
             return Ok(self.hit.is_some());
         }
