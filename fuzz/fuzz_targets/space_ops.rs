@@ -366,6 +366,7 @@ fn sub(source: &mut Source) {
                 live.push((start, len));
             }
             Err(SpaceError::NoSpace { .. }) => assert!(!table.fits(len, align, (0, cells))),
+            Err(SpaceError::Invalid { .. }) => assert!(len > cells),
             Err(error) => panic!("{error}"),
         }
     }

@@ -5,7 +5,8 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {
-    /// The request is valid, but no hole can hold it.
+    /// The request is valid, but no hole can hold it. Freeing may help: an empty space could serve
+    /// it. What is never freed, as a reserved window, counts as if it could be.
     NoSpace {
         /// Bytes asked for.
         needed: u64,
@@ -14,7 +15,9 @@ pub enum SpaceError {
         /// Length of the largest hole or block, whatever its alignment.
         largest: u64,
     },
-    /// An argument can never be satisfied by this space, however empty.
+    /// An argument can never be satisfied by this space, however empty: evicting for it would be in
+    /// vain. Where the kernel's `drm_mm` says `ENOSPC` to both, its buddy allocator makes the same
+    /// difference.
     Invalid {
         /// Name of the argument, as the method or the request calls it.
         argument: &'static str,

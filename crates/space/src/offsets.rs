@@ -61,7 +61,7 @@ impl FakeOffsets {
     /// keeps them, whatever the size.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] for size 0 or beyond 64 bits, [`SpaceError::NoSpace`],
+    /// [`SpaceError::Invalid`] for size 0 or beyond all offsets, [`SpaceError::NoSpace`],
     /// [`SpaceError::MetadataExhausted`].
     pub fn add(&mut self, object: u64, size: u64) -> Result<Span, SpaceError> {
         if let Some(span) = self.offsets(object) {
@@ -71,7 +71,9 @@ impl FakeOffsets {
             argument: "size",
             value: size,
         };
-        let rounded = size.checked_next_multiple_of(PAGE_SIZE).ok_or(invalid)?;
+        let rounded = size.checked_next_multiple_of(PAGE_SIZE);
+        let rounded = rounded.filter(|&bytes| bytes <= PAGES * PAGE_SIZE);
+        let rounded = rounded.ok_or(invalid)?;
         self.by_object.reserve(1)?;
         self.by_start.reserve(1)?;
         let span = self

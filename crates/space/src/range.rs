@@ -97,7 +97,7 @@ impl RangeRequest {
         }
     }
 
-    /// Start at a multiple of `align`, which need not be a power of two. 0 is taken as 1.
+    /// Start at a multiple of `align`, which need not be a power of two. 0 counts as 1.
     #[must_use]
     pub const fn align(mut self, align: u64) -> Self {
         self.align = if align == 0 { 1 } else { align };
@@ -316,9 +316,9 @@ impl RangeAllocator {
     /// Takes a range out of a hole.
     ///
     /// # Errors
-    /// [`SpaceError::Invalid`] for size 0, [`SpaceError::OutOfRange`] when the request is limited
-    /// to a span that is not all inside the space, [`SpaceError::NoSpace`],
-    /// [`SpaceError::MetadataExhausted`].
+    /// [`SpaceError::Invalid`] for size 0, and for a request that would not fit even if no range
+    /// were live; [`SpaceError::OutOfRange`] when the request is limited to a span that is not all
+    /// inside the space; [`SpaceError::NoSpace`]; [`SpaceError::MetadataExhausted`].
     pub fn insert(&mut self, request: &RangeRequest) -> Result<Span, SpaceError> {
         if request.size == 0 {
             return Err(SpaceError::Invalid {
@@ -332,7 +332,7 @@ impl RangeAllocator {
         let start = self
             .first_fit(&mut path, request)
             .or_else(|| self.search(&mut path, request, window))
-            .ok_or_else(|| self.no_space(request.size))?;
+            .ok_or_else(|| self.refuse(request, window))?;
         let end = start + request.size;
         self.occupy(&path, (start, end), request.color);
         Ok(span(start, end))
@@ -485,7 +485,8 @@ impl RangeAllocator {
     /// Begins a search for the candidates whose removal makes room for `request`.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert), except for space.
+    /// As [`insert`](Self::insert) for size 0 and the limits. A request that the empty space could
+    /// not serve is scanned for, as in `drm_mm`: no candidates make room for it.
     pub fn eviction_scan(&self, request: &RangeRequest) -> Result<EvictionScan<'_>, SpaceError> {
         if request.size == 0 {
             return Err(SpaceError::Invalid {
@@ -545,6 +546,22 @@ impl RangeAllocator {
                 len: window.len(),
             })
         }
+    }
+
+    /// Tells a lack of space from a request that the space could not serve if it were empty.
+    #[cold]
+    fn refuse(&self, request: &RangeRequest, window: Span) -> SpaceError {
+        let fits = |span: Span| place(span.start(), span.end(), request).is_some();
+        let (argument, value) = if fits(window) {
+            return self.no_space(request.size);
+        } else if fits(self.span) {
+            ("within", window.len())
+        } else if request.size > self.span.len() {
+            ("size", request.size)
+        } else {
+            ("align", request.align)
+        };
+        SpaceError::Invalid { argument, value }
     }
 
     #[cold]

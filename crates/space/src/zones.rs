@@ -363,16 +363,16 @@ impl VaSpace {
         bytes
     }
 
-    /// Hands out `size` bytes at a multiple of `align` from the zone: at the lowest address that
-    /// `generation` has parked; if nothing parked is long enough, at the lowest that is free; if
-    /// nothing free is either, at the lowest where free and parked parts together are. The last
-    /// takes a step for each segment of the zone.
+    /// Hands out `size` bytes at a multiple of `align`, of which 0 counts as 1, from the zone: at
+    /// the lowest address that `generation` has parked; if nothing parked is long enough, at the
+    /// lowest that is free; if nothing free is either, at the lowest where free and parked parts
+    /// together are. The last takes a step for each segment of the zone.
     ///
     /// # Errors
-    /// [`SpaceError::UnknownZone`], [`SpaceError::Invalid`] for size 0 or
-    /// a generation that was closed and is not gone, [`SpaceError::NoSpace`], whose figures count
-    /// what is free and what this generation has parked, but no range that waits for a fence or is
-    /// another generation's, and
+    /// [`SpaceError::UnknownZone`], [`SpaceError::Invalid`] for size 0, one that the zone can't
+    /// hold, or a generation that was closed and is not gone, [`SpaceError::NoSpace`], whose
+    /// figures count what is free and what this generation has parked, but no range that waits for
+    /// a fence or is another generation's, and
     /// [`SpaceError::MetadataExhausted`].
     pub fn carve(
         &mut self,

@@ -255,6 +255,32 @@ fn insertion_outside_the_space_is_refused() {
 }
 
 #[test]
+fn a_request_that_an_empty_space_could_not_serve_is_invalid_however_full_it_is() {
+    let within = |request: RangeRequest, lo, hi| request.within(Span::from_bounds(lo, hi).unwrap());
+    for mode in MODES {
+        let of = |size| RangeRequest::new(size).mode(mode);
+        let mut full = space(10, 100);
+        full.reserve(full.span(), 0).unwrap();
+        for mut mm in [space(10, 100), full.clone()] {
+            for (request, argument, value) in [
+                (of(101), "size", 101),
+                (of(u64::MAX), "size", u64::MAX),
+                (of(1).align(111), "align", 111),
+                (within(of(11), 20, 30), "within", 10),
+                (within(of(1).align(40), 41, 80), "within", 39),
+            ] {
+                let expected = SpaceError::Invalid { argument, value };
+                assert_eq!(mm.insert(&request), Err(expected), "{request:?}");
+            }
+        }
+        for request in [of(100), of(1).align(0), within(of(1).align(40), 41, 81)] {
+            assert!(space(10, 100).insert(&request).is_ok(), "{request:?}");
+            assert!(is_no_space(full.insert(&request)), "{request:?}");
+        }
+    }
+}
+
+#[test]
 fn every_prime_alignment_is_kept_in_every_mode() {
     for mode in MODES {
         let mut mm = space(1, u64::MAX - 2);
@@ -679,11 +705,11 @@ fn a_space_of_almost_all_addresses_reports_its_free_bytes_exactly() {
     let got = mm.insert(&RangeRequest::new(u64::MAX - 2)).unwrap();
     assert_eq!((got.start(), got.end()), (1, u64::MAX - 1));
     assert!(is_no_space(mm.insert(&RangeRequest::new(1))));
-    let error = mm.insert(&RangeRequest::new(u64::MAX)).unwrap_err();
+    let error = mm.insert(&RangeRequest::new(u64::MAX - 2)).unwrap_err();
     assert_eq!(
         error,
         SpaceError::NoSpace {
-            needed: u64::MAX,
+            needed: u64::MAX - 2,
             free: 0,
             largest: 0
         }

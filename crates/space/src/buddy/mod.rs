@@ -90,10 +90,11 @@ impl BuddyRequest {
         self
     }
 
-    /// Start every block at a multiple of `bytes`, a power of two, even a smaller block.
+    /// Start every block at a multiple of `bytes`, a power of two, even a smaller block. 0 counts
+    /// as 1.
     #[must_use]
     pub const fn align(mut self, bytes: u64) -> Self {
-        self.align = bytes;
+        self.align = if bytes == 0 { 1 } else { bytes };
         self
     }
 

@@ -17,7 +17,7 @@ fn sizes_that_no_block_can_be_rounded_up_to_are_refused() {
     let request = BuddyRequest::new(size).min_block(1 << 63);
     let invalid = |argument, value| Err(SpaceError::Invalid { argument, value });
     assert_eq!(mm.alloc(&request), invalid("min_block", 1 << 63));
-    assert_eq!(mm.alloc(&pages(1).align(0)), invalid("align", 0));
+    assert_eq!(mm.alloc(&pages(1).align(3)), invalid("align", 3));
     let far = BuddyRequest::new(size).contiguous().align(1 << 63);
     assert_eq!(mm.alloc(&far).unwrap()[0].offset, 0);
     mm.check();
@@ -199,6 +199,7 @@ fn an_invalid_request_names_the_argument_at_fault_and_its_value() {
         (pages(1).min_block(3 * PAGE), "min_block", 3 * PAGE),
         (pages(3).align(8 * PAGE), "align", 8 * PAGE),
         (pages(1).align(3), "align", 3),
+        (pages(1).align(u64::MAX), "align", u64::MAX),
         (within(pages(1), 0, 2 * PAGE - 1), "within", 2 * PAGE - 1),
         (within(pages(1), 1, 2 * PAGE), "within", 1),
         (within(pages(3), PAGE, 3 * PAGE), "within", 2 * PAGE),

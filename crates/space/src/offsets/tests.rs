@@ -42,9 +42,11 @@ fn grants_are_counted_per_client_and_outlive_offsets() {
 fn the_first_offset_and_the_number_of_pages_are_those_of_drm() {
     let mut offsets = FakeOffsets::new();
     let pages = u64::from(u32::MAX >> 12) * 256;
-    assert!(offsets.add(1, (pages + 1) * PAGE_SIZE).is_err());
-    assert!(offsets.add(1, u64::MAX).is_err());
-    assert!(offsets.add(1, 0).is_err());
+    for value in [0, pages * PAGE_SIZE + 1, (pages + 1) * PAGE_SIZE, u64::MAX] {
+        let argument = "size";
+        let expected = Err(SpaceError::Invalid { argument, value });
+        assert_eq!(offsets.add(1, value), expected);
+    }
     let all = offsets.add(1, pages * PAGE_SIZE).unwrap();
     assert_eq!(all.start(), (u64::from(u32::MAX >> 12) + 1) * PAGE_SIZE);
     assert!(matches!(

@@ -171,22 +171,20 @@ impl SubAllocator {
         self.holes.bytes()
     }
 
-    /// Takes `size` bytes, rounded up to units, at a multiple of `align`, a power of two.
+    /// Takes `size` bytes, rounded up to units, at a multiple of `align`, a power of two. Alignment
+    /// 0 counts as 1.
     ///
     /// # Errors
-    /// [`SpaceError::NoSpace`], [`SpaceError::Invalid`] for size 0 or a bad alignment,
-    /// [`SpaceError::MetadataExhausted`].
+    /// [`SpaceError::NoSpace`], [`SpaceError::Invalid`] for size 0, one beyond the whole space or a
+    /// bad alignment, [`SpaceError::MetadataExhausted`].
     #[inline]
     pub fn alloc(&mut self, size: u64, align: u64) -> Result<u64, SpaceError> {
         let units = self.units_of(size);
         let Some(len) = u32::try_from(units).ok().filter(|&len| len > 0) else {
-            return Err(self.refuse(size));
+            return Err(self.refuse(size, align));
         };
-        if !align.is_power_of_two() {
-            return Err(SpaceError::Invalid {
-                argument: "align",
-                value: align,
-            });
+        if !align.is_power_of_two() && align != 0 {
+            return Err(self.refuse(size, align));
         }
         let ranges = self.live + self.holes.len();
         if ranges >= self.room {
@@ -203,7 +201,7 @@ impl SubAllocator {
                 self.free -= len;
                 Ok(u64::from(start) << self.shift)
             }
-            None => Err(self.refuse(size)),
+            None => Err(self.refuse(size, align)),
         }
     }
 
@@ -276,12 +274,13 @@ impl SubAllocator {
     }
 
     #[cold]
-    fn refuse(&self, size: u64) -> SpaceError {
-        if size == 0 {
-            return SpaceError::Invalid {
-                argument: "size",
-                value: size,
-            };
+    fn refuse(&self, size: u64, align: u64) -> SpaceError {
+        let invalid = |argument, value| SpaceError::Invalid { argument, value };
+        if !align.is_power_of_two() && align != 0 {
+            return invalid("align", align);
+        }
+        if size == 0 || size > self.size() {
+            return invalid("size", size);
         }
         SpaceError::NoSpace {
             needed: size,

@@ -134,11 +134,17 @@ fn requests_that_can_never_be_served_say_why() {
     let mut space = SubAllocator::new(1 << 20, 4096, Fit::Fast).unwrap();
     let invalid = |argument, value| Err(SpaceError::Invalid { argument, value });
     assert_eq!(space.alloc(0, 1), invalid("size", 0));
-    for align in [0, 3, 4097, 6144, 12288] {
-        assert_eq!(space.alloc(1, align), invalid("align", align));
+    for align in [3, 4097, 6144, 12288] {
+        for size in [1, (1 << 20) + 1, u64::MAX] {
+            assert_eq!(space.alloc(size, align), invalid("align", align));
+        }
     }
-    let error = space.alloc(u64::MAX, 1).unwrap_err();
-    assert_eq!(error.fragmentation_permille(), Some(0));
+    for size in [(1 << 20) + 1, 1 << 44, u64::MAX] {
+        assert_eq!(space.alloc(size, 1), invalid("size", size));
+    }
+    space.alloc(1, 0).unwrap();
+    let error = space.alloc(1 << 20, 1).unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::NoSpace);
     assert!(SubAllocator::new(1 << 50, 1, Fit::Fast).is_err());
 }
 

@@ -107,6 +107,23 @@ fn a_zone_past_the_device_addresses_is_refused() {
 }
 
 #[test]
+fn a_zone_that_is_used_up_differs_from_one_that_is_too_small() {
+    let mut space = VaSpace::new(&[Zone::between("z", 4096, 8192)]).unwrap();
+    let too_large = SpaceError::Invalid {
+        argument: "size",
+        value: 4097,
+    };
+    for generation in [VaSpace::SHARED, 3] {
+        assert_eq!(space.carve("z", 4097, 1, generation), Err(too_large));
+        let span = space.carve("z", 4096, 0, generation).unwrap();
+        assert_eq!(space.carve("z", 4097, 1, generation), Err(too_large));
+        let full = space.carve("z", 4096, 1, generation).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace);
+        space.retire(span.start(), None);
+    }
+}
+
+#[test]
 fn ten_thousand_small_imports_take_no_more_than_their_size() {
     // V3: each import of 2 MiB used to reserve more than the whole VRAM.
     let mut space = VaSpace::new(&[Zone::LOW, Zone::HIGH]).unwrap();
