@@ -14,6 +14,9 @@ pub enum SpaceError {
         free: u64,
         /// Length of the largest hole or block, whatever its alignment.
         largest: u64,
+        /// What else was asked for: why the largest hole may not have served although it is long
+        /// enough.
+        conditions: Conditions,
     },
     /// An argument can never be satisfied by this space, however empty: evicting for it would be in
     /// vain. Where the kernel's `drm_mm` says `ENOSPC` to both, its buddy allocator makes the same
@@ -41,6 +44,85 @@ pub enum SpaceError {
     /// The host has no memory for the allocator's own records. Giving something back needs none,
     /// and makes room for records of what is asked for next.
     MetadataExhausted,
+}
+
+/// What a request asked for besides its size.
+///
+/// # Examples
+/// ```
+/// use vrampager_space::{Buddy, BuddyRequest, Conditions, SpaceError};
+/// let mut vram = Buddy::new(1 << 20, 4096).unwrap();
+/// vram.alloc(&BuddyRequest::new(4096)).unwrap();
+/// let error = vram.alloc(&BuddyRequest::new(4096).align(1 << 20)).unwrap_err();
+/// let SpaceError::NoSpace { conditions, .. } = error else { unreachable!() };
+/// assert!(conditions.contains(Conditions::ALIGN) && !conditions.contains(Conditions::WITHIN));
+/// assert_eq!(
+///     error.to_string(),
+///     "no space for 4096 bytes (align): 1044480 free, largest hole 524288, 49.8 % fragmented",
+/// );
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Conditions(u8);
+
+impl Conditions {
+    /// Nothing: any hole that is long enough would have served.
+    pub const NONE: Self = Self(0);
+    /// A multiple to start at.
+    pub const ALIGN: Self = Self(1);
+    /// A span to stay inside.
+    pub const WITHIN: Self = Self(1 << 1);
+    /// The very place.
+    pub const PLACE: Self = Self(1 << 2);
+    /// The rule of the space about neighbours.
+    pub const GAP: Self = Self(1 << 3);
+    /// The first hole or none.
+    pub const ONCE: Self = Self(1 << 4);
+    /// One block, where blocks may have been enough together.
+    pub const CONTIGUOUS: Self = Self(1 << 5);
+    /// No small blocks.
+    pub const MIN_BLOCK: Self = Self(1 << 6);
+
+    const NAMES: [&str; 7] = [
+        "align",
+        "within",
+        "place",
+        "gap",
+        "once",
+        "contiguous",
+        "min_block",
+    ];
+
+    /// These, and the others if `more`.
+    #[must_use]
+    pub(crate) const fn and(self, others: Self, more: bool) -> Self {
+        if more { Self(self.0 | others.0) } else { self }
+    }
+
+    /// Whether all of `others` are among these.
+    #[must_use]
+    pub const fn contains(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
+}
+
+/// The names of the conditions, as requests and methods call them.
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = (0..)
+            .zip(Self::NAMES)
+            .filter(|(bit, _)| self.0 >> bit & 1 != 0);
+        for (number, (_, name)) in names.enumerate() {
+            f.write_str(if number == 0 { "" } else { ", " })?;
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Conditions({self})")
+    }
 }
 
 /// Coarse classes of [`SpaceError`] for layers that map errors of several crates.
@@ -102,10 +184,16 @@ impl fmt::Display for SpaceError {
                 needed,
                 free,
                 largest,
-            } => write!(
-                f,
-                "no space for {needed} bytes: {free} free, largest hole {largest}"
-            ),
+                conditions,
+            } => {
+                write!(f, "no space for {needed} bytes")?;
+                if conditions != Conditions::NONE {
+                    write!(f, " ({conditions})")?;
+                }
+                write!(f, ": {free} free, largest hole {largest}")?;
+                let outside = fragmentation_permille(free, largest);
+                write!(f, ", {}.{} % fragmented", outside / 10, outside % 10)
+            }
             Self::Invalid { argument, value } => write!(f, "invalid {argument}: {value:#x}"),
             Self::OutOfRange { start, len } => {
                 write!(f, "{len:#x} bytes at {start:#x} are outside the space")

@@ -33,7 +33,7 @@ mod testing;
 mod zones;
 
 pub use buddy::{Block, Buddy, BuddyRequest, Content};
-pub use error::{ErrorKind, SpaceError};
+pub use error::{Conditions, ErrorKind, SpaceError};
 pub use offsets::{AccessDenied, FakeOffsets};
 pub use range::{Eviction, EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
 pub use sub::{Fit, SubAllocator};

@@ -4,7 +4,7 @@ use core::fmt;
 
 use vrampager_addr::Span;
 
-use crate::SpaceError;
+use crate::{Conditions, SpaceError};
 pub use evict::{Eviction, EvictionScan};
 use index::HoleIndex;
 use leaf::{Segment, Side};
@@ -137,6 +137,13 @@ impl RangeRequest {
     pub(crate) fn place_in(&self, hole: Span) -> Option<Span> {
         let start = place(hole.start(), hole.end(), self)?;
         Span::new(start, self.size)
+    }
+
+    pub(crate) fn conditions(&self) -> Conditions {
+        Conditions::NONE
+            .and(Conditions::ALIGN, self.align > 1)
+            .and(Conditions::WITHIN, self.within.is_some())
+            .and(Conditions::ONCE, self.once)
     }
 }
 
@@ -356,7 +363,7 @@ impl RangeAllocator {
         let tree = self
             .tree
             .as_ref()
-            .ok_or_else(|| self.no_space(span.len()))?;
+            .ok_or_else(|| self.no_space(span.len(), Conditions::PLACE))?;
         let mut path = Path::default();
         tree.seek_into(&mut path, span.start());
         let hole = tree.segment(&path);
@@ -366,7 +373,7 @@ impl RangeAllocator {
             .then(|| self.usable(tree, &path, hole, color))
             .flatten();
         if usable.is_none_or(|(lo, hi)| span.start() < lo || span.end() > hi) {
-            return Err(self.no_space(span.len()));
+            return Err(self.no_space(span.len(), Conditions::PLACE));
         }
         self.occupy(&path, (span.start(), span.end()), color);
         Ok(())
@@ -553,7 +560,7 @@ impl RangeAllocator {
     fn refuse(&self, request: &RangeRequest, window: Span) -> SpaceError {
         let fits = |span: Span| place(span.start(), span.end(), request).is_some();
         let (argument, value) = if fits(window) {
-            return self.no_space(request.size);
+            return self.no_space(request.size, request.conditions());
         } else if fits(self.span) {
             ("within", window.len())
         } else if request.size > self.span.len() {
@@ -565,11 +572,12 @@ impl RangeAllocator {
     }
 
     #[cold]
-    fn no_space(&self, needed: u64) -> SpaceError {
+    fn no_space(&self, needed: u64, conditions: Conditions) -> SpaceError {
         SpaceError::NoSpace {
             needed,
             free: self.free,
             largest: self.largest_hole(),
+            conditions: conditions.and(Conditions::GAP, self.gap.is_some()),
         }
     }
 

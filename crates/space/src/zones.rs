@@ -136,6 +136,7 @@ impl Pool {
             needed: request.size,
             free,
             largest,
+            conditions: request.conditions(),
         })
     }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use common::Rng;
 use vrampager_addr::Span;
-use vrampager_space::{Block, Buddy, BuddyRequest, Content, SpaceError};
+use vrampager_space::{Block, Buddy, BuddyRequest, Conditions, Content, SpaceError};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -513,6 +513,7 @@ fn a_checkerboard_is_reported_with_free_largest_and_fragmentation() {
         needed: 32 * PAGE,
         free: 32 * PAGE,
         largest: PAGE,
+        conditions: Conditions::CONTIGUOUS,
     };
     assert_eq!(error, expected);
     assert_eq!(error.fragmentation_permille(), Some(968));

@@ -5,7 +5,7 @@ mod common;
 
 use common::Rng;
 use vrampager_addr::Span;
-use vrampager_space::{Eviction, Mode, RangeAllocator, RangeRequest, SpaceError};
+use vrampager_space::{Conditions, Eviction, Mode, RangeAllocator, RangeRequest, SpaceError};
 
 const PRIMES: [u64; 31] = [
     2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97,
@@ -278,6 +278,25 @@ fn a_request_that_an_empty_space_could_not_serve_is_invalid_however_full_it_is()
             assert!(is_no_space(full.insert(&request)), "{request:?}");
         }
     }
+}
+
+#[test]
+fn a_refusal_although_a_hole_is_long_enough_says_which_conditions_stood_in_the_way() {
+    let mut mm = RangeAllocator::with_gap(Span::new(0, 1000).unwrap(), one_unit_gap);
+    mm.reserve(span(0, 1), 0).unwrap();
+    let limit = span(0, 10);
+    let refused = [
+        mm.insert(&RangeRequest::new(10).within(limit)),
+        mm.insert(&RangeRequest::new(1).align(1000).once()),
+        mm.reserve(span(1, 10), 1).map(|()| limit),
+    ];
+    let texts = refused.map(|refused| refused.unwrap_err().to_string());
+    let expected = [
+        "no space for 10 bytes (within, gap): 999 free, largest hole 999, 0.0 % fragmented",
+        "no space for 1 bytes (align, gap, once): 999 free, largest hole 999, 0.0 % fragmented",
+        "no space for 10 bytes (place, gap): 999 free, largest hole 999, 0.0 % fragmented",
+    ];
+    assert_eq!(texts, expected);
 }
 
 #[test]
@@ -711,7 +730,8 @@ fn a_space_of_almost_all_addresses_reports_its_free_bytes_exactly() {
         SpaceError::NoSpace {
             needed: u64::MAX - 2,
             free: 0,
-            largest: 0
+            largest: 0,
+            conditions: Conditions::NONE,
         }
     );
 }

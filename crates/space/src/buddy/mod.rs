@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 
 use vrampager_addr::Span;
 
-use crate::SpaceError;
 use crate::bitset::DENSE_LIMIT;
+use crate::{Conditions, SpaceError};
 use blocks::{Blocks, Class};
 use live::Live;
 use map::{End, Found, FreeMap, SLACK, Search};
@@ -146,6 +146,14 @@ impl Plan {
             .window
             .filter(|(lo, hi)| hi - lo == self.count)
             .map(|(lo, _)| lo)
+    }
+
+    fn conditions(&self) -> Conditions {
+        Conditions::NONE
+            .and(Conditions::ALIGN, self.align_order > self.min_order)
+            .and(Conditions::WITHIN, self.search.window.is_some())
+            .and(Conditions::CONTIGUOUS, self.contiguous)
+            .and(Conditions::MIN_BLOCK, self.min_order > 0)
     }
 
     /// The least order of which a request that is not exact takes whole blocks before it trims
@@ -474,6 +482,7 @@ impl Buddy {
             needed: plan.count << self.shift,
             free: self.free_bytes(),
             largest: self.largest_free(),
+            conditions: plan.conditions(),
         }
     }
 

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use vrampager_addr::Span;
 
-use crate::SpaceError;
+use crate::{Conditions, SpaceError};
 use bins::{Hole, NONE, bin_of};
 use holes::{Borders, Holes};
 
@@ -286,6 +286,7 @@ impl SubAllocator {
             needed: size,
             free: self.free_bytes(),
             largest: self.largest_hole(),
+            conditions: Conditions::NONE.and(Conditions::ALIGN, align >> self.shift > 1),
         }
     }
 

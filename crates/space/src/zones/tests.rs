@@ -2,8 +2,8 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
-use crate::ErrorKind;
 use crate::testing::{Rng, index};
+use crate::{Conditions, ErrorKind};
 
 #[test]
 fn a_hundred_thousand_rounds_of_a_gibibyte_leave_one_hole() {
@@ -275,6 +275,7 @@ fn carve(space: &mut VaSpace, model: &mut Cells, rng: &mut Rng, seed: u64) -> Op
                 needed,
                 free,
                 largest,
+                conditions: Conditions::NONE.and(Conditions::ALIGN, align > 1),
             };
             assert_eq!((error, expected), (figures, None), "seed {seed}");
             None
@@ -303,6 +304,7 @@ fn a_generation_uses_parked_and_free_space_that_lie_side_by_side_together() {
         needed: 81,
         free: 80,
         largest: 80,
+        conditions: Conditions::NONE,
     };
     assert_eq!(space.carve("z", 81, 1, 1), Err(refused));
     // From inside what is parked to inside what is parked, at a multiple.
