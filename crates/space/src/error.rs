@@ -1,7 +1,8 @@
 use core::fmt;
 
 /// Why a request was refused. Nothing has changed: the same request may be made again, and gets
-/// the answer it would have got had it never been refused.
+/// the answer it would have got had it never been refused. Host memory that was got for the
+/// request's records is kept for the next, within the bounds of `metadata_bytes`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {

@@ -65,7 +65,7 @@ pub enum Mode {
     High,
     /// The hole that was made last; what is left of a hole counts as made anew, and its upper part
     /// as later than its lower. Ages are known from the first request for [`Mode::Best`] or this
-    /// one on: holes that were there by then count as made in address order.
+    /// one on that is served: holes that were there by then count as made in address order.
     ///
     /// Holes are looked at from the latest on until one serves, those that are too short as well:
     /// as many as were made since, which can be all.
@@ -334,12 +334,18 @@ impl RangeAllocator {
             });
         }
         let window = self.window(request.within)?;
-        self.prepare(request.mode, request.color)?;
+        let indexed = self.index.is_some();
         let mut path = Path::default();
-        let start = self
-            .first_fit(&mut path, request)
-            .or_else(|| self.search(&mut path, request, window))
-            .ok_or_else(|| self.refuse(request, window))?;
+        let start = match self.find_room(&mut path, request, window) {
+            Ok(start) => start,
+            Err(error) => {
+                if !indexed {
+                    // Holes would age from a request on that is to have changed nothing.
+                    self.index = None;
+                }
+                return Err(error);
+            }
+        };
         let end = start + request.size;
         self.occupy(&path, (start, end), request.color);
         Ok(span(start, end))
@@ -359,7 +365,7 @@ impl RangeAllocator {
             });
         }
         self.window(Some(span))?;
-        self.prepare(Mode::Low, color)?;
+        self.prepare(&RangeRequest::new(span.len()).mode(Mode::Low).color(color))?;
         let tree = self
             .tree
             .as_ref()
@@ -583,7 +589,8 @@ impl RangeAllocator {
 
     /// Gets the memory that an insertion, and the removal of what it inserts, may need.
     #[inline]
-    fn prepare(&mut self, mode: Mode, color: u32) -> Result<(), SpaceError> {
+    fn prepare(&mut self, request: &RangeRequest) -> Result<(), SpaceError> {
+        let RangeRequest { mode, color, .. } = *request;
         match &mut self.tree {
             Some(tree) => tree.reserve(color)?,
             None if self.span.is_empty() => {}
@@ -597,7 +604,9 @@ impl RangeAllocator {
         let holes = self.len + 3;
         match &mut self.index {
             Some(index) => index.reserve(holes)?,
-            None if mode == Mode::Best || mode == Mode::Evict => self.build_index(holes)?,
+            None if mode == Mode::Best || mode == Mode::Evict => {
+                self.build_index(holes, request.size)?;
+            }
             None => {}
         }
         match &mut self.index {
@@ -606,8 +615,26 @@ impl RangeAllocator {
         }
     }
 
+    /// Gets the memory that a request needs, and finds where it goes.
+    #[inline]
+    fn find_room(
+        &mut self,
+        path: &mut Path,
+        request: &RangeRequest,
+        window: Span,
+    ) -> Result<u64, SpaceError> {
+        self.prepare(request)?;
+        self.first_fit(path, request)
+            .or_else(|| self.search(path, request, window))
+            .ok_or_else(|| self.refuse(request, window))
+    }
+
     #[cold]
-    fn build_index(&mut self, holes: usize) -> Result<(), SpaceError> {
+    fn build_index(&mut self, holes: usize, least: u64) -> Result<(), SpaceError> {
+        if self.largest_hole() < least {
+            // The request will be refused, and an index made for it would be dropped again.
+            return Ok(());
+        }
         let mut index = HoleIndex::new(holes)?;
         if let Some(tree) = &mut self.tree {
             tree.list_tags()?;

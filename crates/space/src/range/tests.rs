@@ -310,6 +310,35 @@ fn modes_choose_smallest_lowest_highest_and_latest_holes() {
 }
 
 #[test]
+fn a_refused_request_does_not_begin_the_ages_of_holes() {
+    let mut space = RangeAllocator::new(Span::new(0, 100).unwrap());
+    let ten = |start| Span::new(start, 10).unwrap();
+    (0..10).for_each(|n| space.reserve(ten(10 * n), 0).unwrap());
+    space.remove(50).unwrap();
+    let request = RangeRequest::new(10).mode(Mode::Evict);
+    for mode in [Mode::Best, Mode::Evict] {
+        let refused = RangeRequest::new(10).mode(mode);
+        for refused in [
+            refused.align(11),
+            refused.within(ten(51)),
+            RangeRequest::new(11),
+        ] {
+            let [mut asked, mut other] = [space.clone(), space.clone()];
+            assert!(asked.insert(&refused).is_err());
+            for space in [&mut asked, &mut other] {
+                space.remove(20).unwrap();
+            }
+            assert_eq!(
+                asked.insert(&request),
+                other.insert(&request),
+                "{refused:?}"
+            );
+            asked.check();
+        }
+    }
+}
+
+#[test]
 fn removing_what_is_not_the_start_of_a_range_does_nothing() {
     let mut mm = RangeAllocator::new(Span::new(100, 100).unwrap());
     mm.reserve(Span::new(120, 10).unwrap(), 0).unwrap();
