@@ -162,6 +162,9 @@ const ALIGNED_TRIES: usize = 64;
 
 /// How many bytes must stay free between a range of the first colour and one of the second that
 /// follows it.
+///
+/// A plain function that captures nothing, and so the same for as long as the space is there: what
+/// it is to know of the neighbours stands in their colours.
 pub type GapRule = fn(u32, u32) -> u64;
 
 /// An allocator of ranges of a 64-bit space, kept in address order.
@@ -351,7 +354,7 @@ impl RangeAllocator {
         Ok(span(start, end))
     }
 
-    /// Takes exactly `span`.
+    /// Takes exactly `span`, for a range of this colour.
     ///
     /// # Errors
     /// [`SpaceError::Invalid`] when it is empty, [`SpaceError::OutOfRange`] when it is not all
@@ -475,7 +478,8 @@ impl RangeAllocator {
     }
 
     /// Gives a live range another colour, in its place. Returns the old colour, `None` if no live
-    /// range starts at `start`.
+    /// range starts at `start`. The gap rule is not asked: neighbours may be too near to a range of
+    /// the new colour.
     ///
     /// # Errors
     /// [`SpaceError::MetadataExhausted`]: the first colour that is not the one of all other ranges

@@ -32,7 +32,8 @@ pub enum Content {
 pub struct Block {
     /// First byte, from the start of the space.
     pub offset: u64,
-    /// Length in bytes: a power of two unless the block was trimmed.
+    /// Length in bytes. A power of two, except for what was trimmed, asked for exactly, or put
+    /// together from neighbouring blocks.
     pub size: u64,
     /// What the block holds when it is handed out.
     pub content: Content,
@@ -69,7 +70,8 @@ pub struct BuddyRequest {
 }
 
 impl BuddyRequest {
-    /// `size` bytes in as few blocks as possible, wherever they are found first, of any content.
+    /// `size` bytes, which must be whole chunks, in as few blocks as possible, wherever they are
+    /// found first, of any content.
     #[must_use]
     pub const fn new(size: u64) -> Self {
         Self {
@@ -106,14 +108,16 @@ impl BuddyRequest {
         self
     }
 
-    /// Stay inside `span`. A span as long as the request asks for exactly these bytes.
+    /// Stay inside `span`, which begins and ends at chunks. One as long as the request asks for
+    /// exactly these bytes, however they are made up of blocks.
     #[must_use]
     pub const fn within(mut self, span: Span) -> Self {
         self.within = Some(span);
         self
     }
 
-    /// Take the highest offsets instead of the lowest.
+    /// Take the highest blocks instead of the lowest. What a block is too long by is trimmed from
+    /// its end, as in the kernel: three chunks lie at the bottom of the highest four.
     #[must_use]
     pub const fn top_down(mut self) -> Self {
         self.end = End::High;

@@ -260,6 +260,15 @@ fn empty_space_serves(request: &BuddyRequest, chunks: u64) -> bool {
 }
 
 #[test]
+fn the_highest_three_pages_lie_at_the_bottom_of_the_highest_four() {
+    let mut mm = Buddy::new(16 * PAGE, PAGE).unwrap();
+    let run = mm.alloc_one(&pages(3).top_down()).unwrap();
+    assert_eq!((run.offset, run.size), (12 * PAGE, 3 * PAGE));
+    let page = mm.alloc_one(&pages(1).top_down()).unwrap();
+    assert_eq!(page.offset, 15 * PAGE);
+}
+
+#[test]
 #[should_panic(expected = "is not live")]
 fn freeing_a_block_twice_is_a_bug() {
     let mut mm = Buddy::new(PAGE * 16, PAGE).unwrap();

@@ -70,7 +70,7 @@ pub struct SubAllocator {
 }
 
 impl SubAllocator {
-    /// A space of `size` bytes, handed out in multiples of `unit`.
+    /// A space of `size` bytes, rounded down to whole units, handed out in multiples of `unit`.
     ///
     /// # Errors
     /// [`SpaceError::Invalid`] when `unit` is not a power of two or the space has no, or more
