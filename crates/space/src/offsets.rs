@@ -161,6 +161,16 @@ impl FakeOffsets {
         }
     }
 
+    /// Forgets every grant of `client`, as when it closes its file. Takes two lookups for each
+    /// object that anyone has a grant for.
+    pub fn revoke_client(&mut self, client: u64) {
+        let mut next = Some(0);
+        while let Some(((object, _), _)) = next.and_then(|object| self.grants.next((object, 0))) {
+            self.grants.remove((object, client));
+            next = object.checked_add(1);
+        }
+    }
+
     /// Whether `client` has a grant.
     #[must_use]
     pub fn is_allowed(&self, object: u64, client: u64) -> bool {

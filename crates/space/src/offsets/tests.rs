@@ -39,6 +39,22 @@ fn grants_are_counted_per_client_and_outlive_offsets() {
 }
 
 #[test]
+fn a_client_that_closes_loses_all_its_grants_however_often_they_were_given() {
+    let mut offsets = FakeOffsets::new();
+    for object in [0, 1, 5, u64::MAX] {
+        offsets.allow(object, 10).unwrap();
+        offsets.allow(object, 10).unwrap();
+        offsets.allow(object, 11).unwrap();
+    }
+    offsets.revoke_client(10);
+    offsets.revoke_client(12);
+    for object in [0, 1, 5, u64::MAX] {
+        assert!(!offsets.is_allowed(object, 10) && offsets.is_allowed(object, 11));
+    }
+    offsets.check();
+}
+
+#[test]
 fn the_first_offset_and_the_number_of_pages_are_those_of_drm() {
     let mut offsets = FakeOffsets::new();
     let pages = u64::from(u32::MAX >> 12) * 256;
@@ -65,7 +81,7 @@ fn offsets_and_grants_agree_with_lists() {
         let mut grants: Vec<(u64, u64)> = Vec::new();
         for _ in 0..500 {
             let (object, client) = (rng.below(20), rng.below(4));
-            match rng.below(7) {
+            match rng.below(8) {
                 0 | 1 => {
                     let span = offsets.add(object, 1 + rng.below(20_000)).unwrap();
                     let known = spans.iter().find(|(of, _)| *of == object);
@@ -99,12 +115,20 @@ fn offsets_and_grants_agree_with_lists() {
                         grants.swap_remove(at);
                     }
                 }
+                6 if rng.below(4) == 0 => {
+                    offsets.revoke_client(client);
+                    grants.retain(|(_, of)| *of != client);
+                }
                 _ => {
                     offsets.revoke_all(object);
                     grants.retain(|(of, _)| *of != object);
                 }
             }
             offsets.check();
+            let mut known = grants.clone();
+            known.sort_unstable();
+            known.dedup();
+            assert!(offsets.grants.iter().map(|(key, _)| key).eq(known));
             let allowed = grants.contains(&(object, client));
             assert_eq!(offsets.verify(object, client).is_ok(), allowed);
             let span = spans.iter().find(|(of, _)| *of == object).map(|(_, s)| *s);
