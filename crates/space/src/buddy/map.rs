@@ -336,6 +336,18 @@ impl FreeMap {
         Some(target.first())
     }
 
+    /// How many free blocks there are of each order.
+    pub(super) fn counts(&self) -> [u64; 64] {
+        let mut counts = [0; 64];
+        for node in FREE
+            .into_iter()
+            .flat_map(|class| self.blocks.members(class))
+        {
+            counts[node.order as usize] += 1;
+        }
+        counts
+    }
+
     /// Bytes of host memory held for records.
     pub(super) fn bytes(&self) -> usize {
         self.blocks.bytes()

@@ -7,6 +7,7 @@ mod map;
 mod tests;
 
 use alloc::vec::Vec;
+use core::fmt;
 
 use vrampager_addr::Span;
 
@@ -204,7 +205,7 @@ fn natural_order(count: u64) -> u32 {
 ///
 /// # Invariants
 /// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Buddy {
     map: FreeMap,
     live: Live,
@@ -661,6 +662,20 @@ impl Buddy {
             wanted = wanted.saturating_sub(1 << order);
         }
         Ok(true)
+    }
+}
+
+/// Figures, and how many free blocks there are of each order: a few lines however large the space.
+impl fmt::Debug for Buddy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let orders = self.max_order() as usize + 1;
+        f.debug_struct("Buddy")
+            .field("size", &self.size())
+            .field("chunk", &self.chunk())
+            .field("free_bytes", &self.free_bytes())
+            .field("cleared_bytes", &self.cleared_bytes())
+            .field("free_blocks", &&self.map.counts()[..orders])
+            .finish()
     }
 }
 
