@@ -37,6 +37,8 @@ pub use error::{Conditions, ErrorKind, SpaceError};
 pub use offsets::{AccessDenied, FakeOffsets};
 pub use range::{Eviction, EvictionScan, GapRule, Mode, Range, RangeAllocator, RangeRequest};
 pub use sub::{Fit, SubAllocator};
+/// What most of this crate's signatures are about, so that it is all one has to depend on.
+pub use vrampager_addr::Span;
 pub use zones::{SpaceFence, VaSpace, VaStats, Zone};
 
 #[cfg(doctest)]
