@@ -3,9 +3,12 @@
 //! The search for the first of many numbers that is large enough, and for the greatest of those
 //! that a bit mask names, are what an insertion spends most on. Processors have instructions that
 //! go between lanes and bit masks; compilers don't find them in loops.
-#![expect(
-    unsafe_code,
-    reason = "functions that need a target feature are called from ones that don't name it"
+#![cfg_attr(
+    target_feature = "sse2",
+    expect(
+        unsafe_code,
+        reason = "functions that need a target feature are called from ones that don't name it"
+    )
 )]
 
 pub(super) const LANES: usize = 8;

@@ -63,7 +63,11 @@ fn fault(tree: &Tree, path: &str, code: &str) -> Option<&'static str> {
 
 fn says_why(code: &str) -> bool {
     let squeezed: String = code.split_whitespace().collect();
+    // Where the unsafe code itself is conditional, so is the expectation.
+    let conditional = squeezed.split("#![cfg_attr(").skip(1);
+    let mut conditional = conditional.filter_map(|rest| rest.split(")]").next());
     squeezed.contains("#![expect(unsafe_code,reason=")
+        || conditional.any(|attribute| attribute.contains(",expect(unsafe_code,reason="))
 }
 
 /// A crate that may not hold unsafe code says so to the compiler.
@@ -114,6 +118,11 @@ mod tests {
         assert_eq!(findings_for("crates/sim/src/memory.rs", "unsafe {}\n"), 1);
         let other_lint = "#![expect(dead_code, reason = \"x\")]\nunsafe {}\n";
         assert_eq!(findings_for("crates/sim/src/memory.rs", other_lint), 1);
+        let on_some_targets =
+            "#![cfg_attr(unix, expect(unsafe_code, reason = \"x\"))]\nunsafe {}\n";
+        assert_eq!(findings_for("crates/sim/src/memory.rs", on_some_targets), 0);
+        let other_attribute = "#![cfg_attr(unix, deny(unsafe_code))]\nunsafe {}\n";
+        assert_eq!(findings_for("crates/sim/src/memory.rs", other_attribute), 1);
     }
 
     #[test]
