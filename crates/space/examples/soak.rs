@@ -7,6 +7,7 @@
     reason = "progress on standard output is the purpose"
 )]
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use vrampager_addr::Span;
@@ -266,11 +267,13 @@ fn soak(name: &str, subject: &mut dyn Soaked, operations: u64) {
     println!("{name}: {operations} operations in {:.1?}", begin.elapsed());
 }
 
-fn main() {
-    let operations: u64 = std::env::args().nth(1).map_or(1_000_000, |text| {
-        text.parse()
-            .expect("the argument is a number of operations")
-    });
+fn main() -> ExitCode {
+    let text = std::env::args().nth(1);
+    let text = text.as_deref().unwrap_or("1000000");
+    let Ok(operations) = text.parse() else {
+        eprintln!("soak: `{text}` is no number of operations");
+        return ExitCode::from(2);
+    };
     let sub = SubAllocator::new(UNITS, 1, Fit::Fast).expect("small");
     let buddy = Buddy::new(UNITS, 1).expect("small");
     let mut subjects: [(&str, Box<dyn Soaked>); 6] = [
@@ -293,4 +296,5 @@ fn main() {
     for (name, subject) in &mut subjects {
         soak(name, subject.as_mut(), operations);
     }
+    ExitCode::SUCCESS
 }
