@@ -2,9 +2,9 @@
 //!
 //! `cargo bench -p vrampager-space` runs everything, as long as the workloads are defined, in a
 //! quarter of an hour; `-- quick` runs a tenth of each. `-- W5` runs what starts with that name,
-//! and further words limit W1 to W5 to allocators whose names have one of them. `--features vma`
-//! adds the Vulkan Memory Allocator, which is C++. `-- count W1/10k PEER` runs one trace once, for
-//! `callgrind.sh`.
+//! and further words limit W1 to W5 to allocators whose names have one of them. `RUSTFLAGS="--cfg
+//! vma"` adds the Vulkan Memory Allocator, which is C++. `-- count W1/10k PEER` runs one trace
+//! once, for `callgrind.sh`.
 #![expect(
     unsafe_code,
     reason = "the time stamp counter, mallinfo2 and the C++ peer have no safe interface"
@@ -26,7 +26,7 @@ mod va;
 
 use claims::{Claim, Figure, Row, Yardstick, at_most, limit, print_limit};
 use measure::{Run, Shadow};
-#[cfg(feature = "vma")]
+#[cfg(vma)]
 use peers::vma::Vma;
 use peers::{
     BTreeBest, BTreeFirst, BuddySystem, Null, Offset, OurBuddy, Peer, RangeAlloc, RangeBest,
@@ -180,7 +180,7 @@ impl Bench {
                 entry::<Offset>(),
                 entry::<BTreeBest>(),
             ];
-            #[cfg(feature = "vma")]
+            #[cfg(vma)]
             entries.push(entry::<Vma>());
             if live == 10_000 {
                 entries.push(entry::<RangeAlloc>());
@@ -229,7 +229,7 @@ impl Bench {
                 entry::<RangeLow>(),
                 entry::<RangeEvict>(),
                 entry::<Offset>(),
-                #[cfg(feature = "vma")]
+                #[cfg(vma)]
                 entry::<Vma>(),
                 entry::<BTreeBest>(),
                 entry::<RangeAlloc>(),
@@ -377,7 +377,7 @@ impl Bench {
         fill_row::<OurBuddy>(seeds, None);
         fill_row::<BTreeBest>(seeds, None);
         fill_row::<Offset>(seeds, None);
-        #[cfg(feature = "vma")]
+        #[cfg(vma)]
         fill_row::<Vma>(seeds, None);
         fill_row::<BuddySystem>(seeds, None);
     }
@@ -430,7 +430,7 @@ fn count(workload: &str, peer: &str) {
         entry::<RangeBest>(),
         entry::<OurBuddy>(),
         entry::<Offset>(),
-        #[cfg(feature = "vma")]
+        #[cfg(vma)]
         entry::<Vma>(),
         entry::<BTreeBest>(),
         entry::<BuddySystem>(),

@@ -305,7 +305,7 @@ impl Peer for BTreeFirst {
 }
 
 /// A peer in C++, behind a feature because building it needs a compiler for that.
-#[cfg(feature = "vma")]
+#[cfg(vma)]
 pub(crate) mod vma {
     use super::{Op, Peer, Trace};
 
