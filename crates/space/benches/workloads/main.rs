@@ -24,6 +24,8 @@ mod threads;
 mod traces;
 mod va;
 
+use std::cell::Cell;
+
 use claims::{Claim, Figure, Row, Yardstick, at_most, limit, print_limit};
 use measure::{Run, Shadow};
 #[cfg(vma)]
@@ -85,11 +87,15 @@ struct Bench {
     /// Parts of the names of allocators; empty for all.
     only: Vec<String>,
     tick: f64,
+    /// Whether anything was.
+    ran: Cell<bool>,
 }
 
 impl Bench {
     fn wants(&self, name: &str) -> bool {
-        name.starts_with(&self.filter)
+        let wanted = name.starts_with(&self.filter);
+        self.ran.set(self.ran.get() || wanted);
+        wanted
     }
 
     fn wants_peer(&self, name: &str) -> bool {
@@ -460,6 +466,7 @@ fn main() {
         filter: names.next().unwrap_or_default(),
         only: names.collect(),
         tick: measure::tick_length(),
+        ran: Cell::new(false),
     };
     let length = if quick { "a tenth of" } else { "all of" };
     println!("traces: {length} the defined length");
@@ -473,5 +480,10 @@ fn main() {
     bench.fill();
     if bench.wants("VA") {
         va::consumption(bench.length(1_000_000));
+    }
+    if !bench.ran.get() {
+        let name = &bench.filter;
+        eprintln!("no workload is called `{name}`: there are W1 to W7, FILL and VA");
+        std::process::exit(2);
     }
 }
