@@ -246,10 +246,11 @@ impl RangeAllocator {
         self.len == 0
     }
 
-    /// Bytes of host memory held for records: at most 256 per range of the most that were ever
-    /// live at once, 384 once [`Mode::Best`] or [`Mode::Evict`] was asked for, and 8 KiB; where
-    /// most ranges and holes are longer than 2 GiB, at most 1 KiB per range. Records are kept for
-    /// later use, and go with the allocator.
+    /// Bytes of host memory held for records: at most 16 KiB, and 256 per range of the most that
+    /// were ever live at once; once [`Mode::Best`] or [`Mode::Evict`] was asked for, 16 KiB and 128
+    /// per range more; where colours differ, 64 per range more. Where most ranges and holes are
+    /// longer than 2 GiB it is 1 KiB per range instead. Records are kept for later use, and go with
+    /// the allocator.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.tree.as_ref().map_or(0, Tree::bytes) + self.index.as_ref().map_or(0, HoleIndex::bytes)
@@ -437,7 +438,7 @@ impl RangeAllocator {
     }
 
     /// Makes `span` a hole, or a part of one. Live ranges that reach out of it keep the rest. The
-    /// caller has reserved as for an [isolation](Self::isolate).
+    /// caller has reserved.
     pub(crate) fn clear(&mut self, span: Span) {
         let range_at = |mm: &Self, at| mm.find(at).or_else(|| mm.first_at_or_after(at));
         while let Some(range) = range_at(self, span.start())
@@ -448,10 +449,19 @@ impl RangeAllocator {
         }
     }
 
-    /// Makes sure that the next [`isolate`](Self::isolate) needs no memory, nor the insertion of
-    /// what was isolated and given back.
+    /// Makes sure that the next [`isolate`](Self::isolate) needs no memory.
     pub(crate) fn reserve_isolation(&mut self) -> Result<(), SpaceError> {
-        self.tree.as_mut().map_or(Ok(()), Tree::reserve_cuts)
+        self.tree
+            .as_mut()
+            .map_or(Ok(()), |tree| tree.reserve_cuts(0))
+    }
+
+    /// Makes sure that the next [`clear`](Self::clear), and a reservation of what was cleared, need
+    /// no memory.
+    pub(crate) fn reserve_clearing(&mut self) -> Result<(), SpaceError> {
+        self.tree
+            .as_mut()
+            .map_or(Ok(()), |tree| tree.reserve_cuts(1))
     }
 
     /// Makes `span`, which lies inside one live range, a live range of its own. What lies in

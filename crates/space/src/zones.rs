@@ -480,7 +480,8 @@ impl VaSpace {
     }
 
     /// Bytes of host memory held for records: at most 640 per range of the most that were ever
-    /// live or quarantined at once, and 2 KiB per zone and generation that is not gone.
+    /// live or quarantined at once, 8 KiB per zone, and as much again per zone for each generation
+    /// that is not gone.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         let trees = |ranges: &RangeAllocator| ranges.metadata_bytes() + size_of_val(ranges);
@@ -664,6 +665,7 @@ impl VaSpace {
             }
             Err(SpaceError::NoSpace { .. }) => {
                 let span = pool.joined_fit(view, request)?;
+                view.reserve_clearing()?;
                 pool.take_joined(span, OWNED | number);
                 view.clear(span);
                 let taken = view.reserve(span, id);

@@ -13,9 +13,13 @@ use vrampager_space::{
 
 const MOST: usize = 10_000;
 
+/// What a `RangeAllocator` holds besides what its ranges cost: without an index of holes, and with.
+const CONSTANT: usize = 16_384;
+const CONSTANT_INDEXED: usize = 2 * CONSTANT;
+
 /// Fills a part of the space and thins it out to a quarter, again and again, so that nodes are
 /// left with as little in them as they ever are.
-fn thin_out(mm: &mut RangeAllocator, mode: Option<Mode>) {
+fn thin_out(mm: &mut RangeAllocator, mode: Option<Mode>, color: fn(u64) -> u32) {
     let mut at = 0;
     let mut live = Vec::new();
     for _ in 0..6 {
@@ -23,11 +27,11 @@ fn thin_out(mm: &mut RangeAllocator, mode: Option<Mode>) {
         while mm.len() < MOST {
             let span = Span::new(at, 2).unwrap();
             match mode {
-                None => mm.reserve(span, 0).unwrap(),
+                None => mm.reserve(span, color(at)).unwrap(),
                 Some(mode) => {
                     let window = Span::new(at, 3).unwrap();
                     let request = RangeRequest::new(2).within(window).mode(mode);
-                    mm.insert(&request).unwrap();
+                    mm.insert(&request.color(color(at))).unwrap();
                 }
             }
             added.push(at);
@@ -45,12 +49,27 @@ fn thin_out(mm: &mut RangeAllocator, mode: Option<Mode>) {
 }
 
 #[test]
-fn a_range_costs_at_most_256_bytes_and_384_where_holes_are_indexed() {
-    for (mode, most) in [(None, 256), (Some(Mode::Best), 384)] {
+fn a_range_costs_at_most_256_bytes_and_more_with_an_index_and_with_colors() {
+    let plain: fn(u64) -> u32 = |_| 7;
+    let own: fn(u64) -> u32 = |at| u32::try_from(at & 0xffff_ffff).unwrap();
+    for (mode, color, most) in [
+        (None, plain, 256 * MOST + CONSTANT),
+        (
+            Some(Mode::Best),
+            plain,
+            (256 + 128) * MOST + CONSTANT_INDEXED,
+        ),
+        (None, own, (256 + 64) * MOST + CONSTANT),
+        (
+            Some(Mode::Best),
+            own,
+            (256 + 128 + 64) * MOST + CONSTANT_INDEXED,
+        ),
+    ] {
         let mut mm = RangeAllocator::new(Span::new(0, 1 << 40).unwrap());
-        thin_out(&mut mm, mode);
+        thin_out(&mut mm, mode, color);
         let bytes = mm.metadata_bytes();
-        assert!(bytes <= most * MOST + 8192, "{mode:?}: {bytes} bytes");
+        assert!(bytes <= most, "{mode:?}: {bytes} bytes");
         // And at random places.
         let mut rng = Rng(1);
         let mut mm = RangeAllocator::new(Span::new(0, 1 << 40).unwrap());
@@ -67,10 +86,37 @@ fn a_range_costs_at_most_256_bytes_and_384_where_holes_are_indexed() {
                 Mode::Evict
             };
             let request = RangeRequest::new(5).within(window).mode(mode);
+            let request = request.color(color(rng.below(1 << 20)));
             live.push(mm.insert(&request).unwrap().start());
         }
         let bytes = mm.metadata_bytes();
-        assert!(bytes <= most * MOST + 8192, "{mode:?}: {bytes} bytes");
+        assert!(bytes <= most, "{mode:?}: {bytes} bytes");
+    }
+}
+
+#[test]
+fn few_ranges_cost_at_most_a_constant_and_their_share() {
+    for (mode, constant) in [
+        (Mode::Low, CONSTANT),
+        (Mode::High, CONSTANT),
+        (Mode::Best, CONSTANT_INDEXED),
+        (Mode::Evict, CONSTANT_INDEXED),
+    ] {
+        for (size, each) in [
+            (1, 256 + 128 + 64),
+            (1 << 20, 256 + 128 + 64),
+            (1 << 40, 1024),
+        ] {
+            let mut mm = RangeAllocator::new(Span::new(0, u64::MAX).unwrap());
+            for count in 1..200 {
+                let request = RangeRequest::new(size).mode(mode);
+                let color = u32::try_from(count).unwrap();
+                mm.insert(&request.color(color)).unwrap();
+                let bytes = mm.metadata_bytes();
+                let most = each * count + constant;
+                assert!(bytes <= most, "{mode:?}, {count} of {size}: {bytes} bytes");
+            }
+        }
     }
 }
 
@@ -86,7 +132,10 @@ fn a_range_costs_at_most_a_kilobyte_where_segments_are_longer_than_a_leaf_reache
             mm.remove(start).unwrap();
         }
         let bytes = mm.metadata_bytes();
-        assert!(bytes <= 1024 * 2 * MOST + 8192, "{mode:?}: {bytes} bytes");
+        assert!(
+            bytes <= 1024 * 2 * MOST + CONSTANT,
+            "{mode:?}: {bytes} bytes"
+        );
     }
 }
 
@@ -101,6 +150,14 @@ fn a_sub_allocation_costs_at_most_64_bytes() {
             heap.free(offset, 100);
         }
         assert_eq!(heap.metadata_bytes(), bytes, "a free changes nothing");
+    }
+}
+
+#[test]
+fn a_buddy_of_any_size_costs_11_bits_per_chunk_and_a_kilobyte() {
+    for chunks in (1..3000).chain([10_000, 16_383, 16_384, 1 << 20, (1 << 20) + 1]) {
+        let bytes = Buddy::new(chunks, 1).unwrap().metadata_bytes();
+        assert!(bytes as u64 <= 11 * chunks / 8 + 1024, "{chunks}: {bytes}");
     }
 }
 
@@ -138,6 +195,15 @@ fn a_block_of_a_listed_space_costs_at_most_8_kib() {
     }
     let bytes = mm.metadata_bytes();
     assert!(bytes <= 8192 * most + 32_768, "{bytes} bytes");
+    // Nor do the first ones.
+    for size in [1 << 29, 1 << 62, u64::MAX] {
+        let mut mm = Buddy::new(size, 1).unwrap();
+        for live in 1..20 {
+            mm.alloc_one(&BuddyRequest::new(1)).unwrap();
+            let bytes = mm.metadata_bytes();
+            assert!(bytes <= 8192 * live + 32_768, "{live} of {size}: {bytes}");
+        }
+    }
 }
 
 #[test]
@@ -168,7 +234,32 @@ fn an_address_range_costs_at_most_640_bytes() {
         live.push(span.unwrap().start());
     }
     let bytes = space.metadata_bytes();
-    assert!(bytes <= 640 * MOST * 6 / 5 + 2 * 4 * 2048, "{bytes} bytes");
+    // Two zones, and two of each of two generations.
+    assert!(bytes <= 640 * MOST * 6 / 5 + 6 * 8192, "{bytes} bytes");
+}
+
+#[test]
+fn a_zone_costs_at_most_8_kib_and_as_much_for_each_generation() {
+    let names = ["a", "b", "c", "d"];
+    for zones in 1..=names.len() {
+        for generations in [1, 2, 50] {
+            let mut space = VaSpace::new(&[]).unwrap();
+            for (start, name) in (0..).step_by(1 << 40).zip(&names[..zones]) {
+                let zone = Zone::between(name, start, start + (1 << 40));
+                space.add_zone(zone).unwrap();
+            }
+            let mut ranges = 0;
+            for generation in (1..).take(generations) {
+                for name in &names[..zones] {
+                    space.carve(name, 4096, 4096, generation).unwrap();
+                    ranges += 1;
+                    let bytes = space.metadata_bytes();
+                    let most = 640 * ranges + 8192 * zones * (1 + generation as usize);
+                    assert!(bytes <= most, "{zones} zones, {ranges} ranges: {bytes}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

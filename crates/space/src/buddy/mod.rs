@@ -289,9 +289,9 @@ impl Buddy {
         self.map.largest() << self.shift
     }
 
-    /// Bytes of host memory held for records. They are fixed, eleven bits per chunk, in spaces of
-    /// up to 2^28 chunks, and at most 8 KiB per block of the most that were ever live in larger
-    /// ones.
+    /// Bytes of host memory held for records. They are fixed in spaces of up to 2^28 chunks, at
+    /// most eleven bits per chunk and 1 KiB. In larger ones they are at most 8 KiB per block of the
+    /// most that were ever live, and 32 KiB.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.map.bytes() + self.live.bytes()

@@ -187,14 +187,14 @@ impl Tree {
         self.tags.list(leaves.len(), leaves.capacity())
     }
 
-    /// Makes sure that the next two [cuts](Self::cut), and an insertion after them, need no memory.
-    pub(super) fn reserve_cuts(&mut self) -> Result<(), SpaceError> {
-        let leaves = 2 + NEW_LEAVES;
+    /// Makes sure that the next two [cuts](Self::cut), and then so many insertions, need no memory.
+    pub(super) fn reserve_cuts(&mut self, insertions: usize) -> Result<(), SpaceError> {
+        let leaves = 2 + NEW_LEAVES * insertions;
         self.list_tags()?;
         self.leaves.reserve(leaves)?;
         self.tags.reserve(self.leaves.items.capacity())?;
-        // A cut may make the tree higher.
-        self.inners.reserve(leaves * (self.height + 2))
+        // The first to need a node at each height may make the tree higher by one.
+        self.inners.reserve(leaves * (self.height + 2) - 1)
     }
 
     /// Cuts the live range at `path` in two: one that ends at `start`, and one from there on that
