@@ -11,6 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::context::{Stages, Undo};
 use crate::device::{Block, Device};
 use crate::error::Refusal;
+use crate::own::Holder;
 use crate::push::Push;
 use crate::ring::Ring;
 use crate::rm::Site;
@@ -87,7 +88,13 @@ pub(crate) fn create(
         .link
         .uvm
         .send("register channel", uvm::REGISTER_CHANNEL, &mut packet)?;
-    stages.push(Undo::UnregisterChannel(device.uuid, channel));
+    stages.push(Undo::UnregisterChannel {
+        uuid: device.uuid,
+        channel,
+        resources: resources.start(),
+    });
+    let held = (resources.start(), Holder::Channel(device.uuid));
+    device.context.lock().own.hold(held.0, held.1);
     let token = schedule(device, group, channel)?;
     Ok(Channel {
         id,

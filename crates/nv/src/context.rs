@@ -12,12 +12,12 @@ use vrampager_addr::Span;
 use vrampager_hal::{DeviceId, HalError, HostRange};
 use vrampager_nv_abi::neutral::UnregisterChannel;
 use vrampager_nv_abi::{AbiVersion, Handle, Node, Uuid, ctrl, uvm};
-use vrampager_space::{Mode, RangeAllocator, RangeRequest};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::books::{Physical, Pins};
 use crate::door::{Door, Fd};
 use crate::error::Refusal;
+use crate::own::{Holder, Own};
 use crate::rm::{self, Client, Uvm};
 use crate::session::Session;
 
@@ -34,22 +34,22 @@ pub(crate) enum Undo {
     },
     UnregisterGpu(DeviceId, Uuid),
     UnregisterVaspace(Uuid),
-    UnregisterChannel(Uuid, Handle),
+    UnregisterChannel {
+        uuid: Uuid,
+        channel: Handle,
+        /// Start of the addresses for its resources.
+        resources: u64,
+    },
     /// Peer access between a device and all others.
     Part(DeviceId),
     ReleaseRange(Span),
     UnmapGpu(Uuid, Span),
-    /// Addresses of the back end's own zone; a range there that the driver keeps has them until it
-    /// goes.
+    /// Addresses of the back end's own zone; what the driver keeps there has them until it goes.
     Vacate(u64),
 }
 
 /// Stages that have succeeded, in order.
 pub(crate) type Stages = Vec<Undo>;
-
-/// Addresses that the back end takes for itself: channels reach only what is below 2^40. The
-/// callers' zones begin above, and address 0 stays free of everything.
-const OWN: (u64, u64) = (4 << 30, crate::zones::OWN_END);
 
 /// The files through which requests go.
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ pub(crate) struct Shared {
     peers: BTreeSet<(DeviceId, DeviceId)>,
     /// Ranges of unified memory by start.
     ranges: BTreeMap<u64, Range>,
-    own: RangeAllocator,
+    pub(crate) own: Own,
     pub(crate) pins: Pins,
     imports: Vec<Weak<Physical>>,
     /// What closed devices could not undo, tried again now and then.
@@ -170,8 +170,6 @@ struct Range {
     span: Span,
     /// Devices that reserved it.
     users: u32,
-    /// Whether it takes its addresses along when it goes: nobody else gives them back.
-    vacated: bool,
 }
 
 /// An open device.
@@ -300,11 +298,10 @@ impl Context {
 
     /// Addresses in the back end's own zone.
     pub(crate) fn vacancy(&self, len: u64, stages: &mut Stages) -> Result<Span, Refusal> {
-        let request = RangeRequest::new(len).align(2 << 20).mode(Mode::Low);
-        let span = self.lock().own.insert(&request).map_err(|_| {
-            // Addresses are memory like any other: running out of them is what the caller learns.
-            Refusal::system("reserve own addresses", rustix::io::Errno::NOMEM)
-        })?;
+        let taken = self.lock().own.take(len);
+        // Addresses are memory like any other: running out of them is what the caller learns.
+        let full = Refusal::system("reserve own addresses", rustix::io::Errno::NOMEM);
+        let span = taken.ok_or(full)?;
         stages.push(Undo::Vacate(span.start()));
         Ok(span)
     }
@@ -316,14 +313,13 @@ fn ordered(a: DeviceId, b: DeviceId) -> (DeviceId, DeviceId) {
 
 impl Shared {
     fn new() -> Self {
-        let own = Span::from_bounds(OWN.0, OWN.1).expect("ordered bounds");
         Self {
             base: None,
             opens: 0,
             members: BTreeMap::new(),
             peers: BTreeSet::new(),
             ranges: BTreeMap::new(),
-            own: RangeAllocator::new(own),
+            own: Own::new(),
             pins: Pins::default(),
             imports: Vec::new(),
             leftovers: Stages::new(),
@@ -355,6 +351,13 @@ impl Shared {
     }
 
     fn undo(&mut self, link: &Link, stage: Undo) -> Result<(), Refusal> {
+        self.request(link, stage)?;
+        self.note(stage);
+        Ok(())
+    }
+
+    /// Asks the driver to undo a stage.
+    fn request(&mut self, link: &Link, stage: Undo) -> Result<(), Refusal> {
         match stage {
             Undo::Close(fd) => {
                 link.door().close(fd);
@@ -366,16 +369,13 @@ impl Shared {
                 memory,
                 cookie,
             } => link.client.detach((device, memory), cookie),
-            Undo::UnregisterGpu(id, uuid) => {
-                link.unregister("unregister GPU", uvm::UNREGISTER_GPU, uuid)?;
-                // It takes its peers along, should they not have been parted.
-                self.forget(id);
-                Ok(())
+            Undo::UnregisterGpu(_, uuid) => {
+                link.unregister("unregister GPU", uvm::UNREGISTER_GPU, uuid)
             }
             Undo::UnregisterVaspace(uuid) => {
                 link.unregister("unregister VA space", uvm::UNREGISTER_GPU_VASPACE, uuid)
             }
-            Undo::UnregisterChannel(uuid, channel) => {
+            Undo::UnregisterChannel { uuid, channel, .. } => {
                 link.uvm.unregister_channel(&UnregisterChannel {
                     uuid,
                     client: link.client.root,
@@ -384,21 +384,41 @@ impl Shared {
                 })
             }
             Undo::Part(id) => self.part(link, id),
-            Undo::ReleaseRange(span) => self.release_range(link, span),
+            Undo::ReleaseRange(span) if self.range_mut(span).users > 1 => Ok(()),
+            Undo::ReleaseRange(span) => link.uvm.free(span.start(), span.len()),
             Undo::UnmapGpu(uuid, span) => unmap_gpu(link, uuid, span),
-            Undo::Vacate(start) => {
-                match self.ranges.get_mut(&start) {
-                    Some(kept) => kept.vacated = true,
-                    None => self.vacate(start),
-                }
-                Ok(())
-            }
+            Undo::Vacate(_) => Ok(()),
         }
     }
 
-    fn vacate(&mut self, start: u64) {
-        let span = self.own.remove(start);
-        span.expect("addresses are given back once");
+    /// A stage is undone: that and what went with it.
+    fn note(&mut self, stage: Undo) {
+        match stage {
+            Undo::UnregisterGpu(id, uuid) => {
+                // It takes its VA space and its peers along, should they still be there.
+                self.own.let_go_channels(uuid);
+                self.forget(id);
+            }
+            Undo::UnregisterVaspace(uuid) => self.own.let_go_channels(uuid),
+            Undo::UnregisterChannel { resources, .. } => self.own.let_go(resources),
+            Undo::Part(id) => self.forget(id),
+            Undo::ReleaseRange(span) => {
+                let range = self.range_mut(span);
+                range.users -= 1;
+                if range.users == 0 {
+                    self.ranges.remove(&span.start());
+                    self.own.let_go(span.start());
+                }
+            }
+            Undo::Vacate(start) => self.own.vacate(start),
+            // Unified memory keeps what it has of a channel, whatever is freed below it.
+            Undo::Close(_) | Undo::Free(_) | Undo::Detach { .. } | Undo::UnmapGpu(..) => {}
+        }
+    }
+
+    fn range_mut(&mut self, span: Span) -> &mut Range {
+        let range = self.ranges.get_mut(&span.start());
+        range.expect("it was reserved")
     }
 
     fn part(&mut self, link: &Link, id: DeviceId) -> Result<(), Refusal> {
@@ -411,7 +431,6 @@ impl Shared {
                 .send(stage, uvm::DISABLE_PEER_ACCESS, &mut packet)?;
             self.peers.remove(&(a, b));
         }
-        self.forget(id);
         Ok(())
     }
 
@@ -434,12 +453,8 @@ impl Shared {
                 (packet.base, packet.length) = (span.start(), span.len());
                 link.uvm
                     .send("reserve range", uvm::CREATE_EXTERNAL_RANGE, &mut packet)?;
-                let range = Range {
-                    span,
-                    users: 1,
-                    vacated: false,
-                };
-                self.ranges.insert(span.start(), range);
+                self.ranges.insert(span.start(), Range { span, users: 1 });
+                self.own.hold(span.start(), Holder::Range);
             }
         }
         Ok(())
@@ -447,19 +462,7 @@ impl Shared {
 
     /// Gives up one device's share of a range; the last one frees it.
     pub(crate) fn release_range(&mut self, link: &Link, span: Span) -> Result<(), Refusal> {
-        let range = self.ranges.get_mut(&span.start());
-        let range = range.expect("it was reserved");
-        if range.users > 1 {
-            range.users -= 1;
-            return Ok(());
-        }
-        let vacated = range.vacated;
-        link.uvm.free(span.start(), span.len())?;
-        self.ranges.remove(&span.start());
-        if vacated {
-            self.vacate(span.start());
-        }
-        Ok(())
+        self.undo(link, Undo::ReleaseRange(span))
     }
 
     /// Whether the driver still has the object: it goes with the device that made it.

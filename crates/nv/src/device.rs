@@ -417,8 +417,8 @@ impl Device {
         self.context.lock().undo_all(&self.link, stages)
     }
 
-    /// Of what a close could not undo, what outlives it: unregistering the GPU takes its VA space
-    /// and its peers along, and freeing the device's object all below it.
+    /// Of what a close could not undo, what outlives it: unregistering the GPU takes its VA space,
+    /// with the channels there, and its peers along, and freeing the device's object all below it.
     pub(crate) fn lasting(&self, refused: &[(Undo, Refusal)]) -> Stages {
         let lasts = |stage: &Undo| match *stage {
             Undo::Free(handle) => handle == self.device,
@@ -427,7 +427,7 @@ impl Device {
             | Undo::Detach { .. }
             | Undo::UnregisterVaspace(_)
             | Undo::Part(_)
-            | Undo::UnregisterChannel(..)
+            | Undo::UnregisterChannel { .. }
             | Undo::UnmapGpu(..)
             | Undo::Vacate(_) => false,
         };

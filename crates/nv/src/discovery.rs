@@ -191,3 +191,57 @@ impl Discovery for Nv {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vrampager_hal::ChannelKind;
+    use vrampager_nv_abi::{Status, uvm};
+    use vrampager_nv_driver::{Failure, Injection, Kind};
+
+    use super::*;
+
+    /// Start of the lowest addresses of the back end's own that a channel's resources fit in.
+    fn lowest(nv: &Nv) -> u64 {
+        let mut shared = nv.context.lock();
+        let start = shared.own.take(64 << 20).unwrap().start();
+        shared.own.vacate(start);
+        start
+    }
+
+    #[test]
+    fn the_addresses_of_a_channel_go_with_the_last_registration_that_keeps_them() {
+        let (channel, vaspace, gpu) = (
+            uvm::UNREGISTER_CHANNEL,
+            uvm::UNREGISTER_GPU_VASPACE,
+            uvm::UNREGISTER_GPU,
+        );
+        for (refused, kept) in [
+            (&[channel][..], false),
+            (&[channel, vaspace], false),
+            (&[channel, gpu], false),
+            (&[channel, vaspace, gpu], true),
+        ] {
+            let config = "sim,gpus=2,vram=64M".parse().unwrap();
+            let nv = Nv::new(config, &Planes::default()).unwrap();
+            let _other = nv.open(DeviceId(1)).unwrap();
+            let free = lowest(&nv);
+            let gpu = nv.open(DeviceId(0)).unwrap();
+            gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+            for &number in refused {
+                nv.simulated().unwrap().inject(Injection {
+                    kind: Kind::Uvm,
+                    number,
+                    nth: 1,
+                    failure: Failure::Status(Status::INVALID_STATE),
+                });
+            }
+            gpu.release.close();
+            assert_eq!(nv.refused(DeviceId(0)).len(), refused.len());
+            assert_eq!(lowest(&nv) > free, kept, "{refused:?} refused");
+            // Whoever joins tries again first.
+            nv.context.join().unwrap();
+            assert_eq!(lowest(&nv), free, "{refused:?} refused, after another try");
+            assert_eq!(nv.context.leave(Stages::new()), []);
+        }
+    }
+}

@@ -37,6 +37,7 @@ mod discovery;
 mod door;
 mod error;
 mod node;
+mod own;
 mod pages;
 mod plane;
 mod push;

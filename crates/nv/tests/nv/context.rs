@@ -9,8 +9,8 @@ use vrampager_hal::{
     HostPage, HostRange, MemId, Op,
 };
 use vrampager_nv::{Nv, Planes, SimNodes};
-use vrampager_nv_abi::{Status, uvm};
-use vrampager_nv_driver::{Failure, Injection, Kind, Live};
+use vrampager_nv_abi::{Status, escape, uvm};
+use vrampager_nv_driver::{Errno, Failure, Injection, Kind, Live};
 
 const PAGE: u64 = 4096;
 
@@ -277,6 +277,62 @@ fn a_range_that_a_close_could_not_release_is_reported_and_nothing_else_gets_its_
     assert_eq!(rig.live().uvm_ranges, kept + 8);
     other.release.close();
     assert_eq!(rig.live(), Live::default());
+}
+
+/// Mission row A12. Of all that a GPU off the bus keeps, the resources of its channel are no range
+/// that anybody made: the registration of the channel has their addresses.
+#[test]
+fn a_close_that_is_refused_every_call_keeps_its_addresses_from_others_until_it_is_made_good() {
+    let config = "sim,gpus=4,vram=64M,doorbell=strict".parse().unwrap();
+    let nv = Nv::new(config, &Planes::default()).unwrap();
+    let sim = nv.simulated().unwrap();
+    let other = nv.open(DeviceId(1)).unwrap();
+    let alone = sim.live();
+    let lost = nv.open(DeviceId(0)).unwrap();
+    lost.queue.create_channel(ChannelKind::Copy).unwrap();
+    let (before, off) = (sim.calls(), Failure::Errno(Errno::Io));
+    sim.fail_calls(&(1..=100).collect::<Vec<_>>(), off);
+    lost.release.close();
+    let (calls, refused) = (sim.calls() - before, nv.refused(DeviceId(0)));
+    sim.clear_failures();
+    assert_eq!(refused.len() as u64, calls, "every call: {refused:?}");
+
+    let refuse_leftovers = || {
+        for (kind, number, nth) in [
+            (Kind::Uvm, uvm::FREE, 1),
+            (Kind::Uvm, uvm::FREE, 2),
+            (Kind::Uvm, uvm::UNREGISTER_GPU, 1),
+            (Kind::Escape, escape::RM_FREE.into(), 1),
+        ] {
+            sim.inject(Injection {
+                kind,
+                number,
+                nth,
+                failure: off,
+            });
+        }
+    };
+    let healthy = [2, 3].map(|n| {
+        refuse_leftovers();
+        let gpu = nv.open(DeviceId(n)).unwrap();
+        refuse_leftovers();
+        gpu.queue.create_channel(ChannelKind::Copy).unwrap();
+        gpu
+    });
+    assert_eq!(sim.live().uvm_gpus, 4, "the lost one is still registered");
+
+    let again = nv.open(DeviceId(0)).unwrap();
+    again.queue.create_channel(ChannelKind::Copy).unwrap();
+    for gpu in [&again].into_iter().chain(&healthy) {
+        gpu.release.close();
+    }
+    assert_eq!(
+        [0, 2, 3].map(|n| nv.refused(DeviceId(n))),
+        [const { vec![] }; 3]
+    );
+    assert_eq!(sim.live(), alone);
+    other.release.close();
+    assert_eq!(sim.live(), Live::default());
 }
 
 /// Two address spaces would take this; the one of a context says no.
