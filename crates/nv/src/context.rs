@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use vrampager_addr::Span;
 use vrampager_hal::{DeviceId, HalError, HostRange};
 use vrampager_nv_abi::neutral::UnregisterChannel;
-use vrampager_nv_abi::{AbiVersion, Handle, Node, Uuid, ctrl, uvm};
+use vrampager_nv_abi::{AbiVersion, Handle, Node, Status, Uuid, ctrl, uvm};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::books::{Physical, Pins};
@@ -46,6 +46,16 @@ pub(crate) enum Undo {
     UnmapGpu(Uuid, Span),
     /// Addresses of the back end's own zone; what the driver keeps there has them until it goes.
     Vacate(u64),
+}
+
+impl Undo {
+    /// Whether a refusal means that there is nothing to undo: no such registration, no such range.
+    fn is_moot(self, refusal: Refusal) -> bool {
+        let unknown_gpu = refusal.has(Status::INVALID_DEVICE);
+        let no_range = refusal.has(Status::INVALID_ADDRESS);
+        matches!(self, Self::UnregisterGpu(..)) && unknown_gpu
+            || matches!(self, Self::ReleaseRange(_)) && no_range
+    }
 }
 
 /// Stages that have succeeded, in order.
@@ -326,12 +336,19 @@ impl Shared {
         }
     }
 
-    /// Undoes what closed devices left, as far as the driver lets.
+    /// Undoes what closed devices left, as far as the driver lets. A request that failed may have
+    /// been carried out all the same: then there is nothing left to undo.
     pub(crate) fn retry(&mut self, link: &Link) {
         let leftovers = std::mem::take(&mut self.leftovers);
-        let mut left = self.undo_all(link, leftovers);
+        let mut left = Stages::new();
+        for stage in leftovers.into_iter().rev() {
+            match self.request(link, stage) {
+                Err(refusal) if !stage.is_moot(refusal) => left.push(stage),
+                _ => self.note(stage),
+            }
+        }
         left.reverse();
-        self.leftovers = left.into_iter().map(|(stage, _)| stage).collect();
+        self.leftovers = left;
     }
 
     /// Undoes stages in reverse, up to the first that the driver refuses: that one and those
@@ -531,7 +548,7 @@ mod tests {
                 kind: Kind::Uvm,
                 number: uvm::FREE,
                 nth: 1,
-                failure: Failure::Status(vrampager_nv_abi::Status::INVALID_STATE),
+                failure: Failure::Status(Status::INVALID_STATE),
             });
         };
         let mut stages = Stages::new();
@@ -552,5 +569,22 @@ mod tests {
         assert_ne!(vacancy(), span, "refused again");
         context.lock().retry(&link);
         assert_eq!(vacancy(), span);
+    }
+
+    #[test]
+    fn what_is_left_of_a_close_is_undone_when_the_driver_does_not_know_it() {
+        let sim = Arc::new(SimNodes::new(Config::parse("vram=64M").unwrap()));
+        let context = Context::new(sim);
+        let (link, _) = context.join().unwrap();
+        let span = context.vacancy(4096, &mut Stages::new()).unwrap();
+        let mut shared = context.lock();
+        shared.reserve(&link, span).unwrap();
+        link.uvm.free(span.start(), span.len()).unwrap();
+        let gone = Undo::UnregisterGpu(DeviceId(0), [7; 16]);
+        shared.leftovers = vec![gone, Undo::Vacate(span.start()), Undo::ReleaseRange(span)];
+        shared.retry(&link);
+        assert_eq!(shared.leftovers, []);
+        assert!(shared.ranges.is_empty());
+        assert_eq!(shared.own.take(4096), Some(span));
     }
 }

@@ -43,20 +43,25 @@ impl Refusal {
         )
     }
 
+    /// Whether the packet has this status.
+    pub(crate) fn has(self, status: Status) -> bool {
+        self.level == Level::Packet(status)
+    }
+
     /// Whether the packet says that the hardware cannot.
     pub(crate) fn is_unsupported(self) -> bool {
-        self.level == Level::Packet(Status::NOT_SUPPORTED)
+        self.has(Status::NOT_SUPPORTED)
     }
 
     /// Whether the packet says that there was nothing to do.
     pub(crate) fn is_needless(self) -> bool {
-        self.level == Level::Packet(Status::WARN_NOTHING_TO_DO)
+        self.has(Status::WARN_NOTHING_TO_DO)
     }
 
     /// Whether the driver said that the aperture is full, and not that something else ran out on
     /// the way to a CPU mapping.
     pub(crate) fn is_no_aperture(self) -> bool {
-        self.stage == crate::rm::CPU_MAP && self.level == Level::Packet(Status::NO_MEMORY)
+        self.stage == crate::rm::CPU_MAP && self.has(Status::NO_MEMORY)
     }
 
     /// The error for a driver that is not there, or not for this user, if that is it.

@@ -1,7 +1,6 @@
 //! One open file of a device node.
 //!
-//! A call that a signal interrupts, or that the driver is too busy for, has done nothing yet and is
-//! made again: so often, and then its error is that of the last try, `EINTR` or `EAGAIN`.
+//! Each call is made once, whatever comes of it.
 //!
 //! The calls go through the C library, unlike all others of this crate: that is where a preload
 //! library, such as the one of `vrampager-nv-shim`, stands in for a driver. A program that makes
@@ -15,8 +14,6 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::thread;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use vrampager_nv_abi::Node;
@@ -32,12 +29,10 @@ impl NodeFile {
     /// The error of the system call.
     pub fn open(node: Node) -> Result<Self, Errno> {
         let path = CString::new(node.path()).expect("no zero is in it");
-        // The standard library would try for ever.
-        let fd = persist(|| {
-            // SAFETY: the path ends with a zero.
-            let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-            (fd >= 0).then_some(fd).ok_or_else(errno)
-        })?;
+        // Not that of the standard library, which would try for ever when it is interrupted.
+        // SAFETY: the path ends with a zero.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        let fd = (fd >= 0).then_some(fd).ok_or_else(last_error)?;
         // SAFETY: it was opened just now, and nobody else knows it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
@@ -52,11 +47,9 @@ impl NodeFile {
     /// of memory that the driver may use as the request does, or of nothing at all.
     pub unsafe fn ioctl(&self, request: u32, packet: &mut [u8]) -> Result<(), Errno> {
         let argument = packet.as_mut_ptr();
-        persist(|| {
-            // SAFETY: the packet stays borrowed for the call; the caller vouches for its content.
-            let done = unsafe { libc::ioctl(self.0.as_raw_fd(), request.into(), argument) };
-            (done >= 0).then_some(()).ok_or_else(errno)
-        })
+        // SAFETY: the packet stays borrowed for the call; the caller vouches for its content.
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), request.into(), argument) };
+        (done >= 0).then_some(()).ok_or_else(last_error)
     }
 
     /// Maps what the file shows, readable, writable and shared; whoever asks unmaps it.
@@ -66,12 +59,12 @@ impl NodeFile {
     pub fn map(&self, len: usize, offset: u64) -> Result<NonNull<u8>, Errno> {
         let offset = libc::off_t::try_from(offset).map_err(|_| Errno::INVAL)?;
         let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, self.0.as_raw_fd());
-        let at = persist(|| {
-            let anywhere = ptr::null_mut();
-            // SAFETY: a new mapping where the kernel chooses replaces nothing.
-            let at = unsafe { libc::mmap(anywhere, len, access, libc::MAP_SHARED, fd, offset) };
-            (at != libc::MAP_FAILED).then_some(at).ok_or_else(errno)
-        })?;
+        let anywhere = ptr::null_mut();
+        // SAFETY: a new mapping where the kernel chooses replaces nothing.
+        let at = unsafe { libc::mmap(anywhere, len, access, libc::MAP_SHARED, fd, offset) };
+        let at = (at != libc::MAP_FAILED)
+            .then_some(at)
+            .ok_or_else(last_error)?;
         NonNull::new(at.cast()).ok_or(Errno::NOMEM)
     }
 }
@@ -82,26 +75,14 @@ impl AsRawFd for NodeFile {
     }
 }
 
-/// Times that a call is made in all.
-const TRIES: u32 = 64;
-/// How long a busy driver is left alone between two of them.
-const PAUSE: Duration = Duration::from_millis(1);
-
-/// Makes a system call until it is neither interrupted nor put off, or has been [`TRIES`] times.
-fn persist<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    for _ in 1..TRIES {
-        match call() {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => thread::sleep(PAUSE),
-            done => return done,
-        }
-    }
-    call()
+/// Why the last system call failed.
+fn last_error() -> Errno {
+    of(&io::Error::last_os_error())
 }
 
-/// Why the last system call failed.
-fn errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).expect("it has a number")
+/// The number of an error. A preload library may fail without giving a valid one.
+fn of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]
@@ -109,28 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_made_again_while_it_is_interrupted_or_put_off_and_so_often_at_most() {
-        for again in [Errno::INTR, Errno::AGAIN] {
-            for (failing, made, result) in [
-                (0, 1, Ok(())),
-                (TRIES - 1, TRIES, Ok(())),
-                (TRIES, TRIES, Err(again)),
-                (u32::MAX, TRIES, Err(again)),
-            ] {
-                let mut calls = 0;
-                let persisted = persist(|| {
-                    calls += 1;
-                    if calls > failing { Ok(()) } else { Err(again) }
-                });
-                assert_eq!((calls, persisted), (made, result), "{failing} {again:?}");
-            }
+    fn an_error_without_a_number_is_one_of_input_and_output() {
+        for number in [0, -1, i32::MIN, i32::MAX] {
+            let error = io::Error::from_raw_os_error(number);
+            assert_eq!(of(&error), Errno::IO, "{number}");
         }
-        let mut calls = 0;
-        let refused: Result<(), _> = persist(|| {
-            calls += 1;
-            Err(Errno::IO)
-        });
-        assert_eq!((calls, refused), (1, Err(Errno::IO)));
+        let error = io::Error::from_raw_os_error(4);
+        assert_eq!(of(&error), Errno::INTR);
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl RealNodes {
 }
 
 impl Door for RealNodes {
-    fn open(&self, node: Node) -> Result<Fd, Errno> {
+    fn open_once(&self, node: Node) -> Result<Fd, Errno> {
         let file = NodeFile::open(node)?;
         let fd = Fd(file.as_raw_fd());
         self.files().insert(fd, file);
@@ -37,7 +37,7 @@ impl Door for RealNodes {
         drop(file.expect("only open files are closed"));
     }
 
-    fn ioctl(
+    fn ioctl_once(
         &self,
         fd: Fd,
         number: u32,
@@ -61,7 +61,7 @@ impl Door for RealNodes {
         unsafe { file.ioctl(number, packet) }
     }
 
-    fn mmap(&self, fd: Fd, len: u64) -> Result<Window, Errno> {
+    fn mmap_once(&self, fd: Fd, len: u64) -> Result<Window, Errno> {
         let files = self.files();
         Window::of_file(files.get(&fd).ok_or(Errno::BADF)?, len)
     }

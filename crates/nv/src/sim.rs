@@ -160,7 +160,7 @@ fn of_request(request: u32, failure: Failure) -> Injection {
 }
 
 impl Door for SimNodes {
-    fn open(&self, node: Node) -> Result<Fd, Errno> {
+    fn open_once(&self, node: Node) -> Result<Fd, Errno> {
         let mut machine = self.lock();
         machine.admit()?;
         let file = machine.driver.open(node).map_err(of_driver)?;
@@ -178,7 +178,7 @@ impl Door for SimNodes {
             .close(file.expect("only open files are closed"));
     }
 
-    fn ioctl(
+    fn ioctl_once(
         &self,
         fd: Fd,
         request: u32,
@@ -197,7 +197,7 @@ impl Door for SimNodes {
         sent
     }
 
-    fn mmap(&self, fd: Fd, len: u64) -> Result<Window, Errno> {
+    fn mmap_once(&self, fd: Fd, len: u64) -> Result<Window, Errno> {
         let mut machine = self.lock();
         machine.admit()?;
         let file = machine.file(fd)?;

@@ -447,6 +447,93 @@ fn an_allocation_that_fails_at_any_call_leaves_nothing_and_succeeds_the_second_t
     }
 }
 
+/// Requests to unified memory.
+const UNIFIED: [&str; 12] = [
+    "initialise unified memory",
+    "tie to the process",
+    "register GPU",
+    "register VA space",
+    "enable peer access",
+    "register channel",
+    "unregister channel",
+    "reserve range",
+    "release range",
+    "gpu map",
+    "gpu unmap",
+    "unregister GPU",
+];
+
+/// Whether a call that fails so has done nothing for certain, and is made again.
+fn is_made_again(call: Call, errno: Errno) -> bool {
+    let opening = call.stage.starts_with("open ");
+    let other = if errno == Errno::Intr {
+        call.stage == "cpu mmap"
+    } else {
+        UNIFIED.contains(&call.stage)
+    };
+    opening || other
+}
+
+/// Opens, mappings and requests alike: those that have done nothing are made again, and of all
+/// others, a second one might do twice what the first one did.
+#[test]
+fn a_call_that_is_interrupted_or_put_off_is_made_again_only_if_it_has_done_nothing() {
+    for errno in [Errno::Intr, Errno::Again] {
+        let failure = Failure::Errno(errno);
+        for case in &CASES {
+            for (number, call) in numbered((case.calls)().0) {
+                if !is_made_again(call, errno) {
+                    fail_taking(case, (&[number], call), failure);
+                    continue;
+                }
+                let rig = Rig::new();
+                let needed = (case.prepare)(&rig);
+                rig.sim().fail_calls(&[number], failure);
+                let mut undo = None;
+                let made = calls(rig.sim(), || undo = Some((case.take)(&rig).unwrap()));
+                let listed = (case.calls)().0.len() as u64;
+                assert_eq!(made, listed + 1, "{} {errno} {call:?}", case.name);
+                drop((undo, needed));
+            }
+        }
+        for other in [None, Some(DeviceId(1))] {
+            for (number, call) in numbered(opening(other)) {
+                if !is_made_again(call, errno) {
+                    fail_opening(other, (number, call), failure);
+                    continue;
+                }
+                let rig = Rig::new();
+                rig.gpu.release.close();
+                let kept = other.map(|id| rig.nv.open(id).unwrap());
+                rig.sim().fail_calls(&[number], failure);
+                let mut gpu = None;
+                let made = calls(rig.sim(), || gpu = Some(rig.nv.open(DeviceId(0)).unwrap()));
+                let listed = opening(other).len() as u64;
+                assert_eq!(made, listed + 1, "beside {other:?} {errno} {call:?}");
+                drop((gpu, kept));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_call_that_stays_interrupted_or_put_off_fails_in_the_end() {
+    let rig = Rig::new();
+    rig.gpu.release.close();
+    let often: Vec<u64> = (1..=1000).collect();
+    for errno in [Errno::Intr, Errno::Again] {
+        let failure = Failure::Errno(errno);
+        rig.sim().fail_calls(&often, failure);
+        let mut opened = None;
+        let made = calls(rig.sim(), || opened = Some(rig.nv.open(DeviceId(0))));
+        rig.sim().clear_failures();
+        assert_eq!(made, 64, "{errno}");
+        let error = opened.unwrap().unwrap_err();
+        check_error(&error, OPEN_CONTROL, failure, "an open");
+        assert_eq!(rig.sim().live(), Live::default());
+    }
+}
+
 #[test]
 fn only_the_drivers_word_on_the_aperture_is_exhaustion_of_the_aperture() {
     let failures = [
