@@ -4,6 +4,12 @@ use std::fmt;
 use std::process::ExitCode;
 
 use vrampager::ErrorKind;
+use vrampager_hal::HalError;
+
+/// What to do about a driver that is not there: NVIDIA's is the only one that a device needs.
+const NO_DRIVER: &str = "load NVIDIA's kernel driver and make its nodes (`nvidia-modprobe -c 0 \
+                         -u`), see that you may read and write them, or use `nv:sim`, which needs \
+                         none";
 
 /// What the program's exit code says; the numbers are stable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,10 +82,22 @@ pub(crate) fn error_json(error: &str, exit: Exit) -> String {
 }
 
 impl fmt::Display for Failure {
-    /// With the causes, each behind a colon.
+    /// With the causes, each behind a colon, and what to do where that is known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#}", self.error)
+        write!(f, "{:#}", self.error)?;
+        match self.error.chain().any(is_no_driver) {
+            true => write!(f, "; {NO_DRIVER}"),
+            false => Ok(()),
+        }
     }
+}
+
+fn is_no_driver(error: &(dyn std::error::Error + 'static)) -> bool {
+    let error = match error.downcast_ref() {
+        Some(vrampager::Error::Device(error)) => Some(error),
+        Some(_) | None => error.downcast_ref(),
+    };
+    matches!(error, Some(HalError::NoDriver { .. }))
 }
 
 impl From<vrampager::Error> for Failure {
@@ -112,6 +130,27 @@ mod tests {
             let line = format!("\n  {}  ", exit as u8);
             assert!(crate::args::EXIT_CODES.contains(&line), "{exit:?}");
         }
+    }
+
+    #[test]
+    fn a_driver_that_is_missing_comes_with_what_to_do_and_no_other_error_does() {
+        let missing = || HalError::NoDriver {
+            node: "/dev/nvidia0".to_owned(),
+            errno: 2,
+        };
+        let direct = anyhow::Error::from(missing()).context("it failed");
+        for failure in [
+            Failure::new(Exit::Failed, direct),
+            Failure::from(vrampager::Error::Device(missing())),
+        ] {
+            let text = failure.to_string();
+            assert!(text.contains("/dev/nvidia0 cannot be opened: "), "{text}");
+            assert!(text.ends_with(NO_DRIVER), "{text}");
+            assert!(failure.to_json().contains("nvidia-modprobe"));
+        }
+        let busy = vrampager::Error::Device(HalError::Busy(vrampager_hal::DeviceId(0)));
+        let text = Failure::from(busy).to_string();
+        assert!(!text.contains("nvidia-modprobe"), "{text}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use vrampager_hal::HalError;
 use vrampager_nv_driver::Config;
-use vrampager_nv_probe::{Answer, Outcome, RealNodes, Report, SetupError, SimNodes, Tried, run};
+use vrampager_nv_probe::{Outcome, RealNodes, Report, SetupError, SimNodes, Tried, run};
 
 use crate::exit::{Exit, Failure};
 
@@ -61,14 +61,10 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<(String, Option<Exit>), Failure>
 
 /// A driver that is not there is told as everywhere else.
 fn explained(error: SetupError) -> anyhow::Error {
-    if let SetupError::Node {
-        node,
-        answer: Answer::Errno(errno),
-    } = error
-    {
-        return HalError::NoDriver { node, errno }.into();
+    match error.no_driver() {
+        Some((node, errno)) => HalError::NoDriver { node, errno }.into(),
+        None => error.into(),
     }
-    error.into()
 }
 
 fn report_json(report: &Report) -> Value {

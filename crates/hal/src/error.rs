@@ -75,15 +75,10 @@ pub enum HalError {
         status_name: &'static str,
     },
     /// A node of the kernel driver cannot be opened: the driver is not there, or not for this user.
-    #[error(
-        "{node} cannot be opened: {}; load NVIDIA's kernel driver and make its nodes \
-         (`nvidia-modprobe -c 0 -u`), see that you may read and write them, or use `nv:sim`, \
-         which needs none",
-        std::io::Error::from_raw_os_error(*errno)
-    )]
+    #[error("{node} cannot be opened: {}", std::io::Error::from_raw_os_error(*errno))]
     NoDriver {
         /// The node's path.
-        node: &'static str,
+        node: String,
         /// The error of the system call.
         errno: i32,
     },

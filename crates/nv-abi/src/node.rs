@@ -33,6 +33,21 @@ impl Node {
         }
     }
 
+    /// Whether an open that fails with this number says that the driver is not there, or not for
+    /// this user: `ENOENT`, `ENXIO`, `ENODEV`, `EACCES` or `EPERM` of Linux's `errno.h`.
+    ///
+    /// # Examples
+    /// ```
+    /// use vrampager_nv_abi::Node;
+    ///
+    /// assert!(Node::is_missing(2));
+    /// assert!(!Node::is_missing(16), "it is there, and busy");
+    /// ```
+    #[must_use]
+    pub const fn is_missing(errno: i32) -> bool {
+        matches!(errno, 1 | 2 | 6 | 13 | 19)
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(self) -> String {

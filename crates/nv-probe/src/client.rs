@@ -31,10 +31,10 @@ pub enum SetupError {
         release: String,
     },
     /// A node cannot be opened.
-    #[error("{node} cannot be opened: {answer}")]
+    #[error("{} cannot be opened: {answer}", node.path())]
     Node {
-        /// The node's path.
-        node: &'static str,
+        /// Which.
+        node: Node,
         /// The error of the system call.
         answer: Answer,
     },
@@ -63,9 +63,20 @@ impl<T> Stage<T> for Result<T, Answer> {
     }
 }
 
-/// Names the node that could not be opened.
-fn closed(node: &'static str) -> impl Fn(Answer) -> SetupError {
-    move |answer| SetupError::Node { node, answer }
+impl SetupError {
+    /// The node of a driver that is not there, or not for this user, by its path, with the error
+    /// of the system call that opens it.
+    #[must_use]
+    pub fn no_driver(&self) -> Option<(String, i32)> {
+        let Self::Node {
+            node,
+            answer: Answer::Errno(errno),
+        } = *self
+        else {
+            return None;
+        };
+        Node::is_missing(errno).then(|| (node.path(), errno))
+    }
 }
 
 /// One process with a client of the resource manager and a VA space of unified memory.
@@ -126,10 +137,8 @@ impl<N: Nodes> Client<N> {
             opened: Vec::new(),
             used: 0,
         };
-        client.ctl = client
-            .open(Node::Control)
-            .map_err(closed("/dev/nvidiactl"))?;
-        client.uvm = client.open(Node::Uvm).map_err(closed("/dev/nvidia-uvm"))?;
+        client.ctl = client.open_first(Node::Control)?;
+        client.uvm = client.open_first(Node::Uvm)?;
         client.root = client.new_client().stage("allocate client")?;
         client.read_release()?;
         let mut packet = uvm::Initialize::new_zeroed();
@@ -172,6 +181,12 @@ impl<N: Nodes> Client<N> {
         let fd = self.nodes.open(node)?;
         self.opened.push(fd);
         Ok(fd)
+    }
+
+    /// Opens a node by which something is brought up.
+    fn open_first(&mut self, node: Node) -> Result<i32, SetupError> {
+        let opened = self.open(node);
+        opened.map_err(|answer| SetupError::Node { node, answer })
     }
 
     /// Closes a file.
@@ -349,7 +364,8 @@ impl<N: Nodes> Client<N> {
     /// Device, VA space and registration of a GPU.
     pub fn gpu(&mut self, card: CardInfo) -> Result<Gpu, SetupError> {
         let minor = card.minor as usize;
-        let fd = self.linked(minor).stage("open GPU node")?;
+        let fd = self.open_first(Node::Gpu(minor))?;
+        self.link(fd).stage("link GPU node")?;
         let mut info = ctrl::GpuIdInfo::new_zeroed();
         info.gpu_id = card.gpu_id;
         let root = self.root;
@@ -408,9 +424,13 @@ impl<N: Nodes> Client<N> {
     /// A GPU file that speaks for the control file.
     pub fn linked(&mut self, minor: usize) -> Result<i32, Answer> {
         let fd = self.open(Node::Gpu(minor))?;
-        let mut packet = escape::RegisterFd { ctl_fd: self.ctl };
-        self.escape(fd, escape::REGISTER_FD, &mut packet)?;
+        self.link(fd)?;
         Ok(fd)
+    }
+
+    fn link(&mut self, fd: i32) -> Result<(), Answer> {
+        let mut packet = escape::RegisterFd { ctl_fd: self.ctl };
+        self.escape(fd, escape::REGISTER_FD, &mut packet)
     }
 
     /// A VA space with these flags.
@@ -617,4 +637,27 @@ pub fn channel_params(base: u64, share: Handle, memory: Handle, error: Handle) -
     params.userd[0] = memory;
     params.userd_offset[0] = USERD;
     params
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_is_missing_is_told_from_one_that_cannot_be_opened_now() {
+        let failed = |errno| SetupError::Node {
+            node: Node::Gpu(3),
+            answer: Answer::Errno(errno),
+        };
+        assert_eq!(failed(2).no_driver(), Some(("/dev/nvidia3".to_owned(), 2)));
+        for errno in [16, 24] {
+            let error = failed(errno);
+            assert_eq!(error.no_driver(), None);
+            let text = error.to_string();
+            assert!(
+                text.starts_with("/dev/nvidia3 cannot be opened: "),
+                "{text}"
+            );
+        }
+    }
 }

@@ -91,8 +91,9 @@ impl Link {
         &*self.client.door
     }
 
+    /// Opens a node to bring something up.
     pub(crate) fn open(&self, node: Node, stages: &mut Stages) -> Result<Fd, Refusal> {
-        let fd = rm::open(self.door(), node)?;
+        let fd = rm::open_first(self.door(), node)?;
         stages.push(Undo::Close(fd));
         Ok(fd)
     }

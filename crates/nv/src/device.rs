@@ -86,7 +86,7 @@ pub(crate) struct Device {
 pub(crate) fn cards(door: &dyn Door) -> Result<Vec<CardInfo>, Refusal> {
     /// Entries that the driver's own tools ask for.
     const CARDS: usize = 64;
-    let control = rm::open(door, Node::Control)?;
+    let control = rm::open_first(door, Node::Control)?;
     let mut cards = [CardInfo::new_zeroed(); CARDS];
     let to = (control, escape::CARD_INFO);
     let listed = rm::plain_escape(door, "list GPUs", to, cards.as_mut_bytes());

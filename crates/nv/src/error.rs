@@ -2,13 +2,16 @@
 
 use rustix::io::Errno;
 use vrampager_hal::{HalError, Heap};
-use vrampager_nv_abi::Status;
+use vrampager_nv_abi::{Node, Status};
 
 /// Where a request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Level {
     /// The system call.
     System(Errno),
+    /// The open of a node by which a device is brought up: there is no driver, or none for this
+    /// user.
+    NoDriver(Node, Errno),
     /// The packet, although the system call succeeded.
     Packet(Status),
 }
@@ -25,6 +28,17 @@ impl Refusal {
         Self {
             stage,
             level: Level::System(errno),
+        }
+    }
+
+    /// An open of a node by which a device is brought up.
+    pub(crate) fn bring_up(stage: &'static str, node: Node, errno: Errno) -> Self {
+        match Node::is_missing(errno.raw_os_error()) {
+            true => Self {
+                stage,
+                level: Level::NoDriver(node, errno),
+            },
+            false => Self::system(stage, errno),
         }
     }
 
@@ -64,24 +78,6 @@ impl Refusal {
         self.stage == crate::rm::CPU_MAP && self.has(Status::NO_MEMORY)
     }
 
-    /// The error for a driver that is not there, or not for this user, if that is it.
-    fn no_driver(self) -> Option<HalError> {
-        let node = match self.stage {
-            crate::rm::OPEN_CONTROL => "/dev/nvidiactl",
-            crate::rm::OPEN_UVM => "/dev/nvidia-uvm",
-            _ => return None,
-        };
-        match self.level {
-            Level::System(
-                errno @ (Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::ACCESS | Errno::PERM),
-            ) => Some(HalError::NoDriver {
-                node,
-                errno: errno.raw_os_error(),
-            }),
-            Level::System(_) | Level::Packet(_) => None,
-        }
-    }
-
     /// The error for a request that needed `needed` bytes of a heap with `free` bytes left, as far
     /// as that is known. A system call that finds no memory lacks the host's, whatever it is for.
     pub(crate) fn at(self, heap: Heap, needed: Option<u64>, free: Option<u64>) -> HalError {
@@ -99,10 +95,13 @@ impl Refusal {
                 free,
             };
         }
-        if let Some(missing) = self.no_driver() {
-            return missing;
-        }
         let (status, status_name) = match self.level {
+            Level::NoDriver(node, errno) => {
+                return HalError::NoDriver {
+                    node: node.path(),
+                    errno: errno.raw_os_error(),
+                };
+            }
             Level::System(errno) => (errno.raw_os_error().unsigned_abs(), errno_name(errno)),
             Level::Packet(status) => (status.0, status.name().unwrap_or("status unknown here")),
         };
@@ -174,16 +173,31 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_missing_is_told_from_one_that_refuses() {
-        for (stage, node) in [
-            (crate::rm::OPEN_CONTROL, "/dev/nvidiactl"),
-            (crate::rm::OPEN_UVM, "/dev/nvidia-uvm"),
-        ] {
-            let error = |errno| HalError::from(Refusal::system(stage, errno));
-            let missing = HalError::NoDriver { node, errno: 2 };
-            assert_eq!(error(Errno::NOENT), missing);
-            let refused = error(Errno::BUSY).to_string();
-            assert_eq!(refused, format!("{stage} failed with EBUSY (0x10)"));
+    fn a_driver_that_is_missing_is_told_from_one_that_refuses_and_only_when_it_is_looked_for() {
+        for node in [Node::Control, Node::Uvm, Node::Gpu(0)] {
+            let error = |errno| HalError::from(Refusal::bring_up("open it", node, errno));
+            for errno in [
+                Errno::NOENT,
+                Errno::NXIO,
+                Errno::NODEV,
+                Errno::ACCESS,
+                Errno::PERM,
+            ] {
+                let missing = HalError::NoDriver {
+                    node: node.path(),
+                    errno: errno.raw_os_error(),
+                };
+                assert_eq!(error(errno), missing);
+                let later = HalError::from(Refusal::system("open it", errno));
+                assert!(matches!(later, HalError::Driver { .. }), "{later}");
+            }
+            for (errno, name) in [
+                (Errno::BUSY, "EBUSY (0x10)"),
+                (Errno::MFILE, "EMFILE (0x18)"),
+            ] {
+                let refused = error(errno).to_string();
+                assert_eq!(refused, format!("open it failed with {name}"));
+            }
         }
     }
 }

@@ -62,18 +62,24 @@ pub(crate) struct Site {
     pub(crate) class: u32,
 }
 
-pub(crate) const OPEN_CONTROL: &str = "open control node";
-pub(crate) const OPEN_UVM: &str = "open unified memory node";
-
-/// Opens a node.
+/// Opens a node of a driver that is in use.
 pub(crate) fn open(door: &dyn Door, node: Node) -> Result<Fd, Refusal> {
-    let stage = match node {
-        Node::Control => OPEN_CONTROL,
-        Node::Gpu(_) => "open GPU node",
-        Node::Uvm => OPEN_UVM,
-    };
     door.open(node)
-        .map_err(|errno| Refusal::system(stage, errno))
+        .map_err(|errno| Refusal::system(opening(node), errno))
+}
+
+/// Opens a node to bring something up: the driver may not be there.
+pub(crate) fn open_first(door: &dyn Door, node: Node) -> Result<Fd, Refusal> {
+    door.open(node)
+        .map_err(|errno| Refusal::bring_up(opening(node), node, errno))
+}
+
+fn opening(node: Node) -> &'static str {
+    match node {
+        Node::Control => "open control node",
+        Node::Gpu(_) => "open GPU node",
+        Node::Uvm => "open unified memory node",
+    }
 }
 
 /// An escape without a status: only the system call can fail.

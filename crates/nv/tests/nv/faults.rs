@@ -534,6 +534,32 @@ fn a_call_that_stays_interrupted_or_put_off_fails_in_the_end() {
     }
 }
 
+/// A node that is missing is named; one that cannot be opened while the driver is in use is not
+/// taken for a driver that is missing.
+#[test]
+fn a_node_that_is_missing_is_named_at_bring_up_and_is_an_error_like_others_later() {
+    let failure = Failure::Errno(Errno::NoDev);
+    for (number, call) in numbered(opening(None)) {
+        let rig = Rig::new();
+        rig.gpu.release.close();
+        rig.sim().fail_calls(&[number], failure);
+        let error = rig.nv.open(DeviceId(0)).unwrap_err();
+        let node = match (number, call.stage) {
+            (_, "open unified memory node") => "/dev/nvidia-uvm",
+            // For the list of GPUs, and for the client.
+            (1 | 3, "open control node") => "/dev/nvidiactl",
+            // Files that carry mappings come later.
+            (10, "open GPU node") => "/dev/nvidia0",
+            _ => {
+                check_error(&error, call, failure, &format!("call {number}"));
+                continue;
+            }
+        };
+        let text = format!("{node} cannot be opened: No such device (os error 19)");
+        assert_eq!(error.to_string(), text, "call {number}");
+    }
+}
+
 #[test]
 fn only_the_drivers_word_on_the_aperture_is_exhaustion_of_the_aperture() {
     let failures = [
