@@ -82,6 +82,14 @@ pub enum HalError {
         /// The error of the system call.
         errno: i32,
     },
+    /// The driver is of a release whose interface this back end does not know.
+    #[error("driver release {release:?} is not supported, only {known}")]
+    UnknownRelease {
+        /// What the driver says it is.
+        release: String,
+        /// What is known.
+        known: &'static str,
+    },
     /// This back end cannot do it, ever.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
@@ -120,7 +128,7 @@ impl HalError {
             Self::Fault(_) => HalErrorKind::Fault,
             Self::DeviceLost(_) => HalErrorKind::DeviceLost,
             Self::Driver { .. } | Self::NoDriver { .. } | Self::NoDevice(_) => HalErrorKind::Driver,
-            Self::Unsupported(_) => HalErrorKind::Unsupported,
+            Self::UnknownRelease { .. } | Self::Unsupported(_) => HalErrorKind::Unsupported,
         }
     }
 }

@@ -108,9 +108,11 @@ impl Link {
         self.client
             .control("ask for the release", to, version.as_mut_bytes(), None)?;
         let text = version.driver_version.split(|&byte| byte == 0).next();
-        let text = std::str::from_utf8(text.unwrap_or_default()).unwrap_or_default();
-        let unknown = HalError::Unsupported("a driver release other than 570 to 610");
-        let abi = AbiVersion::of_release(text).ok_or(unknown)?;
+        let release = String::from_utf8_lossy(text.unwrap_or_default());
+        let abi = AbiVersion::of_release(&release).ok_or_else(|| HalError::UnknownRelease {
+            release: release.into_owned(),
+            known: "570 to 610",
+        })?;
         (self.client.abi, self.uvm.abi) = (abi, abi);
         Ok(())
     }

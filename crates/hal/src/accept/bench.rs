@@ -41,7 +41,8 @@ impl From<HalError> for Stop {
             | HalError::NoDevice(_)
             | HalError::Busy(_)
             | HalError::Driver { .. }
-            | HalError::NoDriver { .. } => Self::Failed(error.to_string()),
+            | HalError::NoDriver { .. }
+            | HalError::UnknownRelease { .. } => Self::Failed(error.to_string()),
         }
     }
 }

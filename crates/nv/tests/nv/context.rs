@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use vrampager_addr::{Span, Va};
 use vrampager_hal::{
-    Access, ChannelKind, Counters, DeviceId, Discovery, Fence, Gpu, GpuMap, HalError, Heap,
-    HostPage, HostRange, MemId, Op,
+    Access, ChannelKind, Counters, DeviceId, Discovery, Fence, Gpu, GpuMap, HalError, HalErrorKind,
+    Heap, HostPage, HostRange, MemId, Op,
 };
-use vrampager_nv::{Nv, Planes, SimNodes};
+use vrampager_nv::{Config, Machine, Nv, Planes, SimNodes};
 use vrampager_nv_abi::{Status, escape, uvm};
 use vrampager_nv_driver::{Errno, Failure, Injection, Kind, Live};
 
@@ -345,6 +345,28 @@ fn a_range_that_overlaps_one_of_another_device_is_refused_by_the_driver() {
     let error = other.memory.reserve_va(page(gpu)).unwrap_err();
     assert!(error.to_string().contains("UVM_ADDRESS_IN_USE"), "{error}");
     assert_eq!(other.release.counters(), Counters::default());
+}
+
+#[test]
+fn a_driver_of_a_release_that_nobody_has_read_is_refused_by_its_name() {
+    let machine = vrampager_nv_driver::Config {
+        release: "611.5".to_owned(),
+        ..vrampager_nv_driver::Config::default()
+    };
+    let config = Config {
+        machine: Machine::Simulated(machine),
+        visible: None,
+    };
+    let nv = Nv::new(config, &Planes::default()).unwrap();
+    for error in [
+        nv.open(DeviceId(0)).map(drop).unwrap_err(),
+        nv.devices().map(drop).unwrap_err(),
+    ] {
+        let text = "driver release \"611.5\" is not supported, only 570 to 610";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(error.kind(), HalErrorKind::Unsupported);
+    }
+    assert_eq!(nv.simulated().unwrap().live(), Live::default());
 }
 
 #[test]
