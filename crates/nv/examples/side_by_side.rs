@@ -31,13 +31,17 @@ const GIB: u64 = 1 << 30;
 const PIECE: usize = 2 << 20;
 const PIECES: usize = 8;
 /// Counters of what is alive, of which a failed allocation may leave nothing.
-const ALIVE: [&str; 8] = [
+const ALIVE: [&str; 12] = [
+    "clients",
     "objects",
     "memories",
     "pins",
     "cpu_maps",
+    "dma_maps",
     "uvm_maps",
     "uvm_ranges",
+    "vaspaces",
+    "channels",
     "vram_bytes",
     "bar1_bytes",
 ];
@@ -240,18 +244,20 @@ impl<'a> User<'a> {
         let before = self.held()?;
         let zone = self.gpu.info.zones.last();
         let mut space = RangeAllocator::new(zone.ok_or("the device has no addresses")?.span);
+        let most = self.gpu.info.vram_bytes / GIB + 1;
         let fill = |space: &mut RangeAllocator| {
             let mut held = Vec::new();
-            loop {
+            for _ in 0..most {
                 match allocate(&self.gpu, space, Heap::Vram, GIB) {
                     Ok(buffer) => held.push(buffer),
-                    Err(error) => return (held, error),
+                    Err(error) => return Ok((held, error)),
                 }
             }
+            Err(format!("{most} GiB fit the memory of the device"))
         };
         let mut counts = [0; 2];
         for count in &mut counts {
-            let (held, error) = fill(&mut space);
+            let (held, error) = fill(&mut space)?;
             *count = held.len();
             for buffer in held {
                 free(&self.gpu, &mut space, buffer)?;
@@ -414,11 +420,15 @@ fn map(gpu: &Gpu, mem: MemId, span: Span) -> Result<Buffer, HalError> {
     };
     let mapped = gpu.memory.reserve_va(span).and_then(|()| {
         let mapped = gpu.memory.map_gpu(request);
-        mapped.or_else(|error| gpu.release.release_va(span).and(Err(error)))
+        // The first error is the one to report; what is left of a failed undoing is counted.
+        mapped.inspect_err(|_| drop(gpu.release.release_va(span)))
     });
     match mapped {
         Ok(()) => Ok(Buffer { mem, span }),
-        Err(error) => gpu.release.destroy(mem).and(Err(error)),
+        Err(error) => {
+            drop(gpu.release.destroy(mem));
+            Err(error)
+        }
     }
 }
 
