@@ -46,8 +46,8 @@ pub(super) const ROWS: &[Row] = &[
         |m| pin_with(m, |p| p.limit = u64::MAX),
     ),
     Row::status("pages that are not there", Status::INVALID_ADDRESS, |m| {
-        // Below what any process may map.
-        pin_with(m, |p| p.memory = 0x1000)
+        // The kernel's half of all addresses, in which no process has any.
+        pin_with(m, |p| p.memory = 1 << 63)
     }),
     Row::status("pages of an unknown client", Status::INVALID_CLIENT, |m| {
         pin_with(m, |p| p.root = UNKNOWN)
