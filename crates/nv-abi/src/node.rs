@@ -26,10 +26,11 @@ impl Node {
         match path.strip_prefix("/dev/nvidia")? {
             "ctl" => Some(Self::Control),
             "-uvm" => Some(Self::Uvm),
-            digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                digits.parse().ok().map(Self::Gpu)
+            // What `path` writes, and no other spelling of the number.
+            digits => {
+                let gpu = digits.parse().ok().map(Self::Gpu)?;
+                (gpu.path() == path).then_some(gpu)
             }
-            _ => None,
         }
     }
 
@@ -73,6 +74,8 @@ mod tests {
             "/dev/nvidia-1",
             "/dev/nvidia+1",
             "/dev/nvidia1x",
+            "/dev/nvidia007",
+            "/dev/nvidia00",
             "nvidia1",
         ] {
             assert_eq!(Node::at(path), None, "{path}");
