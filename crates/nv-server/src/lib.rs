@@ -13,11 +13,13 @@
 //! * **Memory that the driver makes is a memory file**, which mapping hands to the program. It
 //!   stays as long as somebody has it mapped.
 //! * **Memory of a program** (packets, pinned pages) is read and written through its
-//!   `/proc/PID/mem`, which is bound to the address space and not to the number of the process.
+//!   `/proc/PID/mem`, which is bound to the address space and not to the number of the process, and
+//!   its `maps`, which say what it may write itself. Both are opened when it connects.
 //!
 //! Known gaps: pinned pages are reached through their process, so they are gone for the driver
 //! when it unmaps them, runs another program or ends; real pins stay. The kernel does not promise
-//! that a word of them is written at once. A program that this process may not trace has no driver.
+//! that a word of them is written at once. A program that this process may not trace has no driver;
+//! one that ceases to be traceable later cannot name files in its requests any more.
 
 mod engine;
 mod family;

@@ -212,12 +212,13 @@ impl Calls {
         let room = (
             rustix::io::fcntl_dupfd_cloexec(&self.listener, 0)?,
             rustix::io::fcntl_dupfd_cloexec(&self.listener, 0)?,
+            rustix::io::fcntl_dupfd_cloexec(&self.listener, 0)?,
         );
         let socket = rustix::net::accept_with(&self.listener, flags)?;
         drop(room);
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         let client = match Client::new(peer.pid) {
-            // It has ended, and asks for nothing any more.
+            // All of its threads have ended: it asks for nothing any more.
             Err(Errno::SRCH | Errno::NOENT) => return Ok(()),
             client => Arc::new(client?),
         };
@@ -277,7 +278,7 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd as _;
+    use std::os::fd::{AsRawFd as _, IntoRawFd};
     use std::process::{Child, Command};
 
     use rustix::process::{
@@ -285,6 +286,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::process::forked::Forked;
 
     /// Names the server to a child of a test, which is the test itself.
     const SERVER: &str = "VRAMPAGER_TEST_SERVER";
@@ -326,6 +328,20 @@ mod tests {
             assert!(calls.connections.is_empty(), "reaped: {reaped}");
             child.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn a_program_whose_first_thread_has_ended_is_served() {
+        let name = name();
+        let mut calls = Calls::new(&name).unwrap();
+        let child = Forked::without_leader(|| {
+            let connection = wire::connect(&name).map(IntoRawFd::into_raw_fd);
+            assert!(connection.is_ok());
+        });
+        child.until_leader_ended();
+        calls.accept();
+        assert_eq!(calls.refused, None);
+        assert_eq!(calls.connections.len(), 1);
     }
 
     #[test]
