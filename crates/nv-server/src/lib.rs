@@ -21,6 +21,8 @@
 //! that a word of them is written at once. A program that this process may not trace has no driver;
 //! one that ceases to be traceable later cannot name files in its requests any more.
 
+#[cfg(test)]
+mod again;
 mod engine;
 mod family;
 mod machine;
