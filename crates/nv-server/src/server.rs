@@ -130,6 +130,9 @@ struct Connection {
 /// The listener among the sources of events; connections are numbered from 1.
 const LISTENER: u64 = 0;
 
+/// Nanoseconds for which programs wait when there is nothing to serve them with.
+const PAUSE: u64 = 10_000_000;
+
 impl Calls {
     fn new(name: &str) -> Result<Self, Errno> {
         let listener = wire::listen(name)?;
@@ -150,10 +153,10 @@ impl Calls {
         })
     }
 
-    /// Connections with something to take, after waiting for one no longer than `pause`.
-    fn wait(&mut self, pause: Timespec) -> Vec<u64> {
+    /// Connections with something to take, after waiting from `now` for one no longer than `pause`.
+    fn wait(&mut self, pause: Timespec, now: u64) -> Vec<u64> {
         const AT_ONCE: usize = 16;
-        if self.retry.is_some_and(|retry| now() >= retry) {
+        if self.retry.is_some_and(|retry| now >= retry) {
             self.retry = None;
             self.listen_for(EventFlags::IN);
         }
@@ -181,12 +184,11 @@ impl Calls {
     /// Programs that connect wait while there is nothing to serve them with. They would be
     /// reported without a pause, so the listener is left alone for a while: descriptors come back
     /// in many places, some of them in other processes.
-    fn accept(&mut self) {
-        const PAUSE: u64 = 10_000_000;
+    fn accept(&mut self, now: u64) {
         let refused = self.try_accept().err();
         if let Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) = refused {
             self.listen_for(EventFlags::empty());
-            self.retry = Some(now() + PAUSE);
+            self.retry = Some(now + PAUSE);
         }
         if let Some(error) = refused
             && self.refused != refused
@@ -259,10 +261,10 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
     }
     let mut pace = Pace::default();
     while !stop.load(Ordering::Acquire) {
-        let ready = calls.wait(pace.pause());
+        let ready = calls.wait(pace.pause(), now());
         for &number in &ready {
             match number {
-                LISTENER => calls.accept(),
+                LISTENER => calls.accept(now()),
                 number => calls.serve(number, machine),
             }
         }
@@ -278,18 +280,14 @@ fn run(mut calls: Calls, machine: &Mutex<Machine>, stop: &AtomicBool) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsRawFd as _, IntoRawFd};
-    use std::process::{Child, Command};
-
     use rustix::process::{
         Pid, Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid,
     };
+    use std::os::fd::{AsRawFd as _, IntoRawFd};
 
     use super::*;
+    use crate::again::{again, end_of, role};
     use crate::process::forked::Forked;
-
-    /// Names the server to a child of a test, which is the test itself.
-    const SERVER: &str = "VRAMPAGER_TEST_SERVER";
 
     fn name() -> String {
         static TAKEN: AtomicU64 = AtomicU64::new(0);
@@ -297,33 +295,35 @@ mod tests {
         format!("vrampager-test-calls-{}-{nth}", std::process::id())
     }
 
-    /// This test in a process of its own.
-    fn again(test: &str, server: &str) -> Child {
-        let own = std::env::current_exe().unwrap();
-        let mut command = Command::new(own);
-        command
-            .args(["--exact", &format!("server::tests::{test}")])
-            .env(SERVER, server);
-        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Waits for a program to connect, and accepts it.
+    fn accept_one(calls: &mut Calls) {
+        let long = Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        assert_eq!(calls.wait(long, 0), [LISTENER], "nobody has connected");
+        calls.accept(0);
     }
 
     #[test]
     fn a_program_that_has_ended_already_is_no_failure() {
-        if let Ok(server) = std::env::var(SERVER) {
+        if let Some(server) = role() {
             drop(wire::connect(&server).unwrap());
             return;
         }
         for reaped in [false, true] {
             let name = name();
             let mut calls = Calls::new(&name).unwrap();
-            let mut child = again("a_program_that_has_ended_already_is_no_failure", &name);
+            let mut child = again(&name).spawn().unwrap();
             if reaped {
-                assert!(child.wait().unwrap().success());
+                assert!(end_of(&mut child).success());
             } else {
                 let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
                 waitid(WaitId::Pid(Pid::from_child(&child)), options).unwrap();
             }
-            calls.accept();
+            accept_one(&mut calls);
             assert_eq!(calls.refused, None, "reaped: {reaped}");
             assert!(calls.connections.is_empty(), "reaped: {reaped}");
             child.wait().unwrap();
@@ -339,17 +339,16 @@ mod tests {
             assert!(connection.is_ok());
         });
         child.until_leader_ended();
-        calls.accept();
+        accept_one(&mut calls);
         assert_eq!(calls.refused, None);
         assert_eq!(calls.connections.len(), 1);
     }
 
     #[test]
     fn without_descriptors_programs_wait_and_the_server_does_not_spin() {
-        const NAME: &str = "without_descriptors_programs_wait_and_the_server_does_not_spin";
         // The limit is of a whole process.
-        let Ok(name) = std::env::var(SERVER) else {
-            assert!(again(NAME, &name()).wait().unwrap().success());
+        let Some(name) = role() else {
+            assert!(end_of(&mut again(&name()).spawn().unwrap()).success());
             return;
         };
         let mut calls = Calls::new(&name).unwrap();
@@ -368,22 +367,19 @@ mod tests {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        assert_eq!(calls.wait(zero), [LISTENER]);
-        calls.accept();
+        assert_eq!(calls.wait(zero, SECOND), [LISTENER]);
+        calls.accept(SECOND);
         assert_eq!(calls.refused, Some(Errno::MFILE));
-        assert_eq!(calls.wait(zero), [], "it looks again at once");
+        assert_eq!(calls.retry, Some(SECOND + PAUSE));
         setrlimit(Resource::Nofile, before).unwrap();
-        let soon = Timespec {
-            tv_sec: 0,
-            tv_nsec: 1_000_000,
-        };
-        let end = now() + 10_000_000_000;
-        while calls.connections.is_empty() {
-            assert!(now() < end, "it never looks again");
-            if calls.wait(soon) == [LISTENER] {
-                calls.accept();
-            }
-        }
+        assert_eq!(
+            calls.wait(zero, SECOND + PAUSE - 1),
+            [],
+            "it looks again at once"
+        );
+        assert_eq!(calls.wait(zero, SECOND + PAUSE), [LISTENER]);
+        calls.accept(SECOND + PAUSE);
+        assert_eq!(calls.connections.len(), 1);
         assert_eq!(calls.refused, None);
     }
 }
