@@ -13,14 +13,6 @@ fn here(line: &str) -> std::process::Output {
 }
 
 #[test]
-fn programs_that_end_at_once_are_not_worth_a_message() {
-    for _ in 0..20 {
-        let output = here("sim-driver -- true");
-        assert_eq!((code(&output), stderr(&output)), (0, String::new()));
-    }
-}
-
-#[test]
 fn an_option_that_there_is_not_is_no_program_but_a_mistake_with_the_nearest_one() {
     for (line, nearest) in [
         ("sim-driver --killat 5 -- true", "'--kill-at'"),
@@ -103,7 +95,14 @@ fn the_help_says_what_the_exit_codes_mean() {
 /// `sim-driver` with a shell script, and what the script says.
 fn script(script: &str) -> (Child, BufReader<ChildStdout>) {
     // Signals may be ignored where tests run, and shells do not trap those.
-    let program = ["--", "env", "--default-signal=INT,TERM", "sh", "-c", script];
+    let program = [
+        "--",
+        "env",
+        "--default-signal=INT,QUIT,TERM",
+        "sh",
+        "-c",
+        script,
+    ];
     let mut child = crate::program()
         .arg("sim-driver")
         .args(program)
@@ -156,8 +155,8 @@ fn a_signal_to_the_driver_alone_reaches_the_program_which_decides_how_it_ends() 
 
 #[test]
 fn a_program_that_ends_by_a_signal_passed_on_is_128_and_its_number() {
-    for (signal, number) in [("TERM", 15), ("INT", 2)].repeat(10) {
-        let (child, mut output) = script("echo running; exec sleep 30");
+    for (signal, number) in [("TERM", 15), ("INT", 2), ("QUIT", 3)].repeat(7) {
+        let (child, mut output) = script("ulimit -c 0; echo running; exec sleep 30");
         assert_eq!(line(&mut output), "running\n");
         send(signal, &child);
         assert_eq!(end_of(child).code(), Some(128 + number), "{signal}");
@@ -166,10 +165,10 @@ fn a_program_that_ends_by_a_signal_passed_on_is_128_and_its_number() {
 
 #[test]
 fn a_signal_after_the_program_has_ended_ends_the_driver() {
-    let (child, mut output) = script("(echo left; exec sleep 5) & exit 0");
+    // Says so when the shell has ended and has been waited for: a signal before that is the shell's.
+    let (child, mut output) =
+        script("(while kill -0 $$ 2>&-; do sleep 0.01; done; echo left; exec sleep 5) & exit 0");
     assert_eq!(line(&mut output), "left\n");
-    // The shell ends soon after that, which nothing tells; a signal before it is the shell's.
-    std::thread::sleep(Duration::from_millis(500));
     let begun = Instant::now();
     send("TERM", &child);
     assert_eq!(end_of(child).signal(), Some(15));
