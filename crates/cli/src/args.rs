@@ -107,6 +107,9 @@ pub(crate) struct SwapArgs {
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// VRAM to use, all of it from the start; what nobody else has taken by then unless given
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) vram: Option<u64>,
     /// Host memory for what does not fit in VRAM
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     pub(crate) host: u64,

@@ -18,12 +18,20 @@ type Printed = (String, Option<Exit>);
 
 /// Describes all devices that the argument names.
 pub(crate) fn info(args: &DeviceArgs) -> Result<Printed, Failure> {
-    let devices = devices(&*vrampager::discover(&args.device)?, args)?;
+    let discovery = vrampager::discover(&args.device)?;
+    let mut described = Vec::new();
+    for info in devices(&*discovery, args)? {
+        let free = discovery
+            .free_vram(info.id)
+            .map_err(vrampager::Error::from)?;
+        described.push((info, free));
+    }
+    let described = described.iter().map(|(info, free)| (info, *free));
     let text = if args.json {
-        let devices: Vec<Value> = devices.iter().map(info_json).collect();
+        let devices: Vec<Value> = described.map(info_json).collect();
         json!({ "version": env!("CARGO_PKG_VERSION"), "devices": devices }).to_string()
     } else {
-        devices.iter().map(info_text).collect()
+        described.map(info_text).collect()
     };
     Ok((text, None))
 }
@@ -38,7 +46,7 @@ fn devices(discovery: &dyn Discovery, args: &DeviceArgs) -> Result<Vec<DeviceInf
     Ok(devices)
 }
 
-fn info_json(info: &DeviceInfo) -> Value {
+fn info_json((info, free): (&DeviceInfo, u64)) -> Value {
     let zones = info.zones.iter().map(
         |zone| json!({ "name": zone.name, "start": zone.span.start(), "bytes": zone.span.len() }),
     );
@@ -46,6 +54,7 @@ fn info_json(info: &DeviceInfo) -> Value {
         "id": info.id.0,
         "name": info.name,
         "vram_bytes": info.vram_bytes,
+        "vram_free_bytes": free,
         "aperture_bytes": info.aperture_bytes,
         "zones": zones.collect::<Vec<_>>(),
         "properties": info.properties.iter().cloned().collect::<BTreeMap<_, _>>(),
@@ -53,12 +62,13 @@ fn info_json(info: &DeviceInfo) -> Value {
     })
 }
 
-fn info_text(info: &DeviceInfo) -> String {
+fn info_text((info, free): (&DeviceInfo, u64)) -> String {
     let mut text = format!(
-        "device {}: {}\n  VRAM       {}\n  aperture   {}\n",
+        "device {}: {}\n  VRAM       {}, {} free\n  aperture   {}\n",
         info.id.0,
         info.name,
         Size(info.vram_bytes),
+        Size(free),
         Size(info.aperture_bytes)
     );
     for (name, value) in &info.properties {

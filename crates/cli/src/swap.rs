@@ -106,7 +106,10 @@ fn open_pager(args: &SwapArgs) -> Result<Pager, Failure> {
         let message = format!("{}: no such folder for the swap file", dir.display());
         return Err(Failure::because(Exit::Usage, message));
     }
-    let builder = Pager::builder(&args.device.device)?;
+    let mut builder = Pager::builder(&args.device.device)?;
+    if let Some(bytes) = args.vram {
+        builder = builder.vram(bytes);
+    }
     Ok(builder.host(args.host).swap(dir, args.swap).open()?)
 }
 

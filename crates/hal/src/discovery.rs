@@ -52,6 +52,15 @@ pub trait Discovery: Send + Sync + Debug {
     /// [`HalError::Driver`] when the control node answers with a failure.
     fn devices(&self) -> Result<Vec<DeviceInfo>, HalError>;
 
+    /// Bytes of a device's memory that nobody has taken at this moment, whoever else uses it and
+    /// whether it is open here or not: what a new object can have at most. What is too small a
+    /// piece for the device's large pages may be left out.
+    ///
+    /// # Errors
+    /// [`HalError::NoDevice`] for an id that [`devices`](Self::devices) does not list,
+    /// [`HalError::Driver`] when the driver does not say.
+    fn free_vram(&self, device: DeviceId) -> Result<u64, HalError>;
+
     /// Opens one device.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::device::{self, Device};
 use crate::door::Door;
 use crate::plane::{Hold, Plane, Planes, PlanesError};
 use crate::real::RealNodes;
-use crate::session::Session;
+use crate::session::{self, Session};
 use crate::sim::SimNodes;
 use crate::zones::zones;
 
@@ -102,14 +102,25 @@ impl Nv {
         Ok(cards)
     }
 
-    /// Asks a device what it is, open or not, as a client of its own.
-    fn describe(&self, id: DeviceId, card: &CardInfo) -> Result<DeviceInfo, HalError> {
+    fn card(&self, id: DeviceId) -> Result<CardInfo, HalError> {
+        let index = usize::try_from(id.0).expect("32 bits fit");
+        let card = self.cards()?.into_iter().nth(index);
+        card.ok_or(HalError::NoDevice(id))
+    }
+
+    /// Asks a device something, open or not, as a client of its own.
+    fn ask<T>(
+        &self,
+        id: DeviceId,
+        card: &CardInfo,
+        question: impl FnOnce(&Device) -> Result<T, HalError>,
+    ) -> Result<T, HalError> {
         let link = Link::closed(&self.context.door);
         let mut device = Device::closed(&self.context, link, (id, 0));
         let mut stages = Stages::new();
         let asked = device.link.make_client(&mut stages);
         let asked = asked.and_then(|()| device.attach(card, &mut stages));
-        let asked = asked.and_then(|()| info(&device, card));
+        let asked = asked.and_then(|()| question(&device));
         // Closing the files takes along whatever the driver does not let go by itself.
         drop(device.undo_all(stages));
         asked
@@ -162,18 +173,24 @@ impl Discovery for Nv {
     fn devices(&self) -> Result<Vec<DeviceInfo>, HalError> {
         let cards = self.cards()?;
         let numbered = (0..).map(DeviceId).zip(&cards);
-        numbered.map(|(id, card)| self.describe(id, card)).collect()
+        let describe = |(id, card)| self.ask(id, card, |device| info(device, card));
+        numbered.map(describe).collect()
+    }
+
+    fn free_vram(&self, id: DeviceId) -> Result<u64, HalError> {
+        let free = self.ask(id, &self.card(id)?, |device| {
+            Ok(device.memory_info(ctrl::fb::HEAP_FREE)?)
+        })?;
+        Ok(session::whole_pages(free))
     }
 
     fn open(&self, id: DeviceId) -> Result<Gpu, HalError> {
-        let cards = self.cards()?;
-        let index = usize::try_from(id.0).expect("32 bits fit");
-        let card = cards.get(index).ok_or(HalError::NoDevice(id))?;
+        let card = self.card(id)?;
         let slot = self.slot(id);
         if slot.open.swap(true, Ordering::AcqRel) {
             return Err(HalError::Busy(id));
         }
-        match self.start(id, card, &slot) {
+        match self.start(id, &card, &slot) {
             Ok(session) => {
                 let session = Arc::new(session);
                 self.context.publish(id, &session);

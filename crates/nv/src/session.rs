@@ -46,6 +46,12 @@ const CLOSED: HalError = HalError::DeviceLost(DeviceLossCause::Removed);
 const LARGE: u64 = 8 << 20;
 const LARGE_PAGE: u64 = 2 << 20;
 
+/// The largest object that `free` bytes can be made into without losing large pages.
+pub(crate) fn whole_pages(free: u64) -> u64 {
+    let page = if free >= LARGE { LARGE_PAGE } else { PAGE_SIZE };
+    free / page * page
+}
+
 impl Session {
     /// Takes over a device that `stages` have brought up.
     pub(crate) fn new(

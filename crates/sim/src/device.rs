@@ -64,6 +64,13 @@ impl Discovery for Simulator {
         Ok(self.devices.iter().map(|d| d.card.info.clone()).collect())
     }
 
+    fn free_vram(&self, id: DeviceId) -> Result<u64, HalError> {
+        let device = self.device(id).ok_or(HalError::NoDevice(id))?;
+        let session = device.card.control().session.upgrade();
+        let free = session.and_then(|open| Some(open.lock().live.as_ref()?.heaps.free(Heap::Vram)));
+        Ok(free.unwrap_or(device.card.info.vram_bytes))
+    }
+
     fn open(&self, id: DeviceId) -> Result<Gpu, HalError> {
         let device = self.device(id).ok_or(HalError::NoDevice(id))?;
         device.open(&self.devices)

@@ -163,6 +163,10 @@ impl Discovery for Plain<Arc<Simulator>> {
         self.0.devices()
     }
 
+    fn free_vram(&self, device: DeviceId) -> Result<u64, HalError> {
+        self.0.free_vram(device)
+    }
+
     fn open(&self, device: DeviceId) -> Result<Gpu, HalError> {
         let gpu = self.0.open(device)?;
         let memory = Arc::new(Plain(gpu.memory));

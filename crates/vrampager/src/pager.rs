@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use vrampager_addr::PAGE_SIZE;
 use vrampager_core::{FileId, Limits, Snapshot};
 use vrampager_hal::{
     ChannelKind, Counters, DeviceId, DeviceInfo, Discovery, HalError, HostRange, Storage,
@@ -33,7 +34,9 @@ pub struct PagerBuilder {
 }
 
 impl PagerBuilder {
-    /// Most bytes of device memory to use; all of it unless told.
+    /// Bytes of device memory to use, which the pager takes as a whole when it is opened. Unless
+    /// told it is what nobody else has taken by then: a pager that is to leave room for others
+    /// says how much it wants.
     #[must_use]
     pub fn vram(mut self, bytes: u64) -> Self {
         self.vram = Some(bytes);
@@ -71,7 +74,9 @@ impl PagerBuilder {
     ///
     /// # Errors
     /// [`Error::File`] for the swap file, [`Error::Device`] and [`Error::Open`] for the device;
-    /// nothing is left open.
+    /// nothing is left open. When others have so much device memory that there is not as much as
+    /// [`vram`](Self::vram) asks for, or none at all, that is an error of the kind
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory).
     pub fn open(self) -> Result<Pager, Error> {
         let swap_bytes = self.swap.as_ref().map_or(0, |&(_, bytes)| bytes);
         let swap = match self.swap {
@@ -81,13 +86,24 @@ impl PagerBuilder {
             }
             _ => None,
         };
+        let discovery = self.machine.discovery();
+        let gpu = discovery.open(self.info.id)?;
+        let vram = match self
+            .vram
+            .map_or_else(|| all_free(&*discovery, self.info.id), Ok)
+        {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                gpu.release.close();
+                return Err(error.into());
+            }
+        };
         let limits = Limits {
-            vram: self.vram.unwrap_or(self.info.vram_bytes),
+            vram,
             gtt: self.gtt.unwrap_or(self.host / 2),
             host: self.host,
             swap: swap_bytes,
         };
-        let gpu = self.machine.discovery().open(self.info.id)?;
         let (device, runner) = vrampager_core::open(gpu.clone(), limits, swap)?;
         let stream = match runner.open_stream(ChannelKind::Compute) {
             Ok(stream) => stream,
@@ -108,6 +124,12 @@ impl PagerBuilder {
             next_file: AtomicU32::new(0),
         })
     }
+}
+
+/// What a device has left once it is open. When that is nothing, a page: it is the device that
+/// refuses it, with its figures.
+fn all_free(discovery: &dyn Discovery, device: DeviceId) -> Result<u64, HalError> {
+    Ok(discovery.free_vram(device)?.max(PAGE_SIZE))
 }
 
 /// One GPU under management. Shared between threads by reference or in an `Arc`.

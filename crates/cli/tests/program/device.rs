@@ -14,6 +14,7 @@ fn info_describes_every_device() {
     assert_eq!(devices.as_array().unwrap().len(), 2);
     assert_eq!(devices[1]["id"], 1);
     assert_eq!(devices[1]["vram_bytes"], 64 << 20);
+    assert_eq!(devices[1]["vram_free_bytes"], 64 << 20);
     assert_eq!(devices[1]["aperture_bytes"], 16 << 20);
     assert!(devices[1]["zones"][0]["bytes"].as_u64().unwrap() > 0);
 

@@ -68,6 +68,34 @@ fn models_are_swapped_on_the_device_behind_the_nodes() {
 }
 
 #[test]
+fn two_swaps_share_a_device_of_which_the_second_takes_what_is_free() {
+    let folder = folder();
+    let program = env!("CARGO_BIN_EXE_vrampager");
+    let script = format!(
+        "{program} swap a.safetensors --device nv:0 --vram 30M --requests 1000000 --json & first=$!
+         for i in $(seq 1000); do
+           grep -q '^vram_bytes 3' /proc/driver/vrampager/counters && break; sleep 0.01
+         done
+         {program} info --device nv:0
+         {program} swap a.safetensors --device nv:0 --vram 60M; echo more: $?
+         {program} swap b.onnx --device nv:0 --requests 20; echo rest: $?
+         kill $first"
+    );
+    let output = vrampager(&["sim-driver", "--sim", "vram=64M", "--", "sh", "-c", &script])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let (said, errors) = (stdout(&output), stderr(&output));
+    assert!(
+        said.contains("VRAM       64 MiB, 34 MiB free"),
+        "{said}{errors}"
+    );
+    assert!(said.contains("more: 3"), "{said}{errors}");
+    assert!(said.contains("rest: 0"), "{said}{errors}");
+    assert!(errors.contains("34 MiB free, 60 MiB needed"), "{errors}");
+}
+
+#[test]
 fn the_simulated_driver_passes_the_probe() {
     let output = vrampager(&["probe", "--json"]).output().unwrap();
     assert_eq!(code(&output), 0, "{}", stderr(&output));

@@ -8,15 +8,22 @@ use super::bench::{Stop, Verdict, check, fail, same};
 use super::{Check, Report};
 use crate::{DeviceId, DeviceInfo, Discovery, Gpu, HalError, Heap};
 
+/// Bytes of the largest pages.
+const LARGE_PAGE: u64 = 2 << 20;
+
 type DiscoveryCheck = (&'static str, fn(&dyn Discovery, DeviceId) -> Verdict);
 
-const CHECKS: [DiscoveryCheck; 8] = [
+const CHECKS: [DiscoveryCheck; 9] = [
     ("an open that fails can be retried", retry),
     ("devices are listed the same twice, by id", listing),
     ("a device describes itself completely", description),
     ("no address is in the zones of two devices", apart),
     ("an open device is the one that was listed", identity),
     ("a device that is not listed is refused", unknown),
+    (
+        "free memory falls by what is taken, and rises when it is given back",
+        free_memory,
+    ),
     ("a second open is refused while the first goes on", busy),
     (
         "a closed device can be opened again, whatever was refused meanwhile",
@@ -149,6 +156,26 @@ fn busy(discovery: &dyn Discovery, device: DeviceId) -> Verdict {
         let mem = gpu.memory.create(Heap::Host, PAGE_SIZE)?;
         gpu.release.destroy(mem)?;
         Ok(())
+    })
+}
+
+fn free_memory(discovery: &dyn Discovery, device: DeviceId) -> Verdict {
+    let total = listed(discovery, device)?.vram_bytes;
+    let closed = discovery.free_vram(device)?;
+    if closed > total {
+        return fail(format!("{closed} bytes of {total} are free"));
+    }
+    opened(discovery, device, |gpu| {
+        let before = discovery.free_vram(device)?;
+        let size = PAGE.down(before / 2).max(PAGE_SIZE);
+        let mem = gpu.memory.create(Heap::Vram, size)?;
+        let after = discovery.free_vram(device)?;
+        // Free memory may be told in large pages.
+        if after >= before || after > before - size + LARGE_PAGE {
+            return fail(format!("{before} bytes were free, {after} without {size}"));
+        }
+        gpu.release.destroy(mem)?;
+        same("free again", discovery.free_vram(device)?, before)
     })
 }
 
