@@ -66,7 +66,10 @@ fn machines_that_cannot_be_are_refused_with_what_can_be_on_every_way_in() {
 
 #[test]
 fn the_smallest_and_the_largest_machine_keep_the_promises_of_the_contracts() {
-    for machine in ["vram=4M,bar1=64K,host=4M", "vram=1T,bar1=1T,host=64T"] {
+    for machine in [
+        "vram=4M,bar1=64K,host=4M",
+        "gpus=2,vram=1T,bar1=1T,host=64T",
+    ] {
         for command in ["accept", "probe"] {
             let output = here(&format!("{command} --device nv:sim,{machine}"));
             let report = stdout(&output);

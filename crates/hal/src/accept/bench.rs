@@ -228,24 +228,26 @@ impl<'a> Bench<'a> {
         Ok(Buffer { mem, span })
     }
 
-    /// Addresses in a zone that this check has not used, with a free page behind them.
-    pub(super) fn addresses(&mut self, zone: usize, len: u64) -> Result<Span, Stop> {
+    /// Addresses that this check has not used, with a free page behind them, in the lowest zone
+    /// that has room.
+    pub(super) fn addresses(&mut self, len: u64) -> Result<Span, Stop> {
         const START: Align = match Align::new(64 << 10) {
             Some(align) => align,
             None => Align::PAGE,
         };
-        let limit = self.gpu.info.zones[zone].span;
-        let span = START.up(self.next[zone]).and_then(|s| Span::new(s, len));
-        let Some(span) = span.filter(|span| limit.covers(*span)) else {
-            return fail(format!("zone {zone} has no room for {len} bytes"));
-        };
-        self.next[zone] = span.end() + PAGE_SIZE;
-        Ok(span)
+        for (zone, next) in self.gpu.info.zones.iter().zip(&mut self.next) {
+            let span = START.up(*next).and_then(|start| Span::new(start, len));
+            if let Some(span) = span.filter(|span| zone.span.covers(*span)) {
+                *next = span.end() + PAGE_SIZE;
+                return Ok(span);
+            }
+        }
+        fail(format!("no zone has room for {len} bytes"))
     }
 
-    /// Addresses in the lowest zone, reserved.
+    /// Addresses like that, reserved.
     pub(super) fn reserve(&mut self, len: u64) -> Result<Span, Stop> {
-        let span = self.addresses(0, len)?;
+        let span = self.addresses(len)?;
         self.gpu.memory.reserve_va(span)?;
         Ok(span)
     }

@@ -270,7 +270,7 @@ fn stopped_channel(bench: &mut Bench) -> Verdict {
 
 fn rounds(bench: &mut Bench) -> Verdict {
     let before = bench.gpu.release.counters();
-    let span = bench.addresses(0, 4 * PAGE_SIZE)?;
+    let span = bench.addresses(4 * PAGE_SIZE)?;
     for _ in 0..500 {
         for heap in [Heap::Vram, Heap::Host] {
             let mem = bench.gpu.memory.create(heap, span.len())?;
