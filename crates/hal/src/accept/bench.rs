@@ -297,6 +297,19 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    /// Waits for the last of many operations that count a timeline up one by one: each of them has
+    /// the time that another check has for all of its own.
+    pub(super) fn counted_up(&self, last: Fence) -> Verdict {
+        let queue = &self.gpu.queue;
+        loop {
+            let before = queue.completed(last.timeline);
+            match queue.wait(last, PATIENCE) {
+                Err(HalError::Timeout { .. }) if queue.completed(last.timeline) > before => {}
+                waited => return Ok(waited?),
+            }
+        }
+    }
+
     /// Runs operations on a channel and waits for them.
     pub(super) fn run_on(&self, channel: ChannelId, ops: &[Op]) -> Verdict {
         let fence = self.fence()?;

@@ -303,7 +303,7 @@ fn full(bench: &mut Bench) -> Verdict {
         other => return fail(format!("a channel full with {capacity} gave {other:?}")),
     }
     queue.signal(gate);
-    bench.reached(Fence {
+    bench.counted_up(Fence {
         value: accepted,
         ..counted
     })?;
