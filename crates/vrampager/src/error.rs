@@ -92,6 +92,15 @@ pub enum Error {
         /// Addresses of buffers, or another import.
         used: Span,
     },
+    /// Memory cannot be imported at its address yet: another import has it, which nobody holds any
+    /// more, but which the device may still use or has not given back.
+    #[error("memory at {span} overlaps {used}, an import that is being released")]
+    Releasing {
+        /// The memory.
+        span: Span,
+        /// Addresses of the other import.
+        used: Span,
+    },
     /// Host memory is not made of whole pages.
     #[error(transparent)]
     Misaligned(#[from] Misaligned),
@@ -120,7 +129,7 @@ impl Error {
             | Self::AddressesInUse { .. }
             | Self::Misaligned(_)
             | Self::Foreign { .. } => ErrorKind::Invalid,
-            Self::InUse { .. } | Self::Planes(_) => ErrorKind::Busy,
+            Self::InUse { .. } | Self::Releasing { .. } | Self::Planes(_) => ErrorKind::Busy,
             Self::Device(error) | Self::Access(vrampager_core::EffectError::Hal(error)) => {
                 device_kind(error)
             }

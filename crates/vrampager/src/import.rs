@@ -151,6 +151,13 @@ struct Entry {
     held: Held,
 }
 
+impl Entry {
+    /// Whether a range can be had by taking this once more.
+    fn shows(&self, span: Span) -> bool {
+        self.span == span && self.held.is_whole(span)
+    }
+}
+
 /// Whose memory it is.
 enum Source<'a> {
     Host(&'a HostRange),
@@ -227,10 +234,9 @@ impl Imports {
 
     /// Takes a range once more, or for the first time. The owner is dropped unless it is the first.
     fn take(&self, span: Span, source: &Source<'_>, owner: Arc<dyn Owner>) -> Result<(), Error> {
-        let mut table = self.lock();
+        let mut table = self.lock_for(span);
         if let Some(entry) = table.get_mut(&span.start())
-            && entry.span == span
-            && entry.held.is_whole(span)
+            && entry.shows(span)
         {
             if entry.users == 0 {
                 self.retired.fetch_sub(1, Ordering::SeqCst);
@@ -260,13 +266,32 @@ impl Imports {
         Ok(taken?)
     }
 
+    /// Locks the table without what is over and in the way of a range: the worker may not have
+    /// come to it yet.
+    fn lock_for(&self, span: Span) -> MutexGuard<'_, Table> {
+        let table = self.lock();
+        let in_the_way =
+            |entry: &Entry| entry.users == 0 && entry.span.overlaps(span) && !entry.shows(span);
+        if !table.values().any(in_the_way) {
+            return table;
+        }
+        drop(table);
+        self.give_back_finished();
+        self.lock()
+    }
+
     /// The addresses have to be free of buffers and of other imports.
     fn check_free(&self, table: &Table, span: Span) -> Result<(), Error> {
         let zones = self.gpu.info.zones.iter().map(|zone| zone.span);
-        let imports = table.values().map(|entry| entry.span);
-        match zones.chain(imports).find(|used| used.overlaps(span)) {
+        let alive = table.values().filter(|entry| entry.users > 0);
+        let mut taken = zones.chain(alive.map(|entry| entry.span));
+        if let Some(used) = taken.find(|used| used.overlaps(span)) {
+            return Err(Error::AddressesInUse { span, used });
+        }
+        let mut retired = table.values().map(|entry| entry.span);
+        match retired.find(|used| used.overlaps(span)) {
             None => Ok(()),
-            Some(used) => Err(Error::AddressesInUse { span, used }),
+            Some(used) => Err(Error::Releasing { span, used }),
         }
     }
 

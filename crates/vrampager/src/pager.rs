@@ -219,7 +219,8 @@ impl Pager {
     ///
     /// # Errors
     /// [`Error::AddressesInUse`] for memory that overlaps a range of another import, or addresses
-    /// that buffers are given; [`Error::Device`] when the device cannot pin or map it: it is as if
+    /// that buffers are given; [`Error::Releasing`] while that other import is one that nobody holds
+    /// any more, and its work is not over; [`Error::Device`] when the device cannot pin or map it: it is as if
     /// nothing had been asked.
     pub fn import(&self, host: &HostRange) -> Result<Import, Error> {
         crate::import::import(&self.shell, host)

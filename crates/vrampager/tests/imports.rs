@@ -142,6 +142,44 @@ fn a_range_imported_twice_is_pinned_once_and_returned_with_the_last() {
 }
 
 #[test]
+fn memory_is_imported_again_in_another_length_as_soon_as_its_work_is_over() {
+    for device in DEVICES {
+        let pager = pager(device);
+        let pages = HostPage::zeroed(4);
+        for round in 0..500 {
+            for len in [PAGE, 3 * PAGE] {
+                let import = pager.import(&part(&pages, len));
+                import.unwrap_or_else(|error| panic!("{device}, round {round}: {error}"));
+            }
+        }
+        assert!(pager.close().unwrap().is_zero(), "{device}");
+    }
+}
+
+#[test]
+fn memory_whose_last_import_is_still_used_is_refused_until_that_is_over() {
+    let pager = pager("nv:sim,vram=8M,latency=300ms");
+    let pages = HostPage::zeroed(4);
+    let import = pager.import(&part(&pages, PAGE)).unwrap();
+    let mut work = pager.submission();
+    work.fill(&import, 0, PAGE, 1).unwrap();
+    let submitted = work.submit().unwrap();
+    drop((work, import));
+    let error = pager.import(&range(&pages)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(
+        error
+            .to_string()
+            .ends_with("an import that is being released"),
+        "{error}"
+    );
+    submitted.wait().unwrap();
+    let again = pager.import(&range(&pages)).unwrap();
+    drop(again);
+    assert!(pager.close().unwrap().is_zero());
+}
+
+#[test]
 fn two_devices_use_one_memory_at_one_address() {
     for device in DEVICES {
         let pagers: Vec<Pager> = Pager::builders(device)
