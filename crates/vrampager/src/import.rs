@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use vrampager_addr::{Span, Va};
 use vrampager_hal::{Access, DeviceId, Fence, Gpu, GpuMap, HalError, HostRange, MemId, Owner};
@@ -195,6 +195,10 @@ pub(crate) struct Imports {
     table: Mutex<Table>,
     /// Entries without users, to be looked at without a lock.
     retired: AtomicUsize,
+    /// Owners that are out of the table and not dropped yet.
+    leaving: AtomicUsize,
+    /// Pagers that have had buffers of this one. A leaf too.
+    borrowers: Mutex<Vec<Weak<Shell>>>,
 }
 
 impl Imports {
@@ -204,6 +208,8 @@ impl Imports {
             machine,
             table: Mutex::default(),
             retired: AtomicUsize::new(0),
+            leaving: AtomicUsize::new(0),
+            borrowers: Mutex::default(),
         }
     }
 
@@ -216,6 +222,30 @@ impl Imports {
     pub(crate) fn alive(&self) -> usize {
         let table = self.lock();
         table.values().filter(|entry| entry.users > 0).count()
+    }
+
+    /// Whether another thread is about to let go of what has been given back.
+    pub(crate) fn any_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst) > 0
+    }
+
+    fn lend_to(&self, shell: &Arc<Shell>) {
+        let borrower = Arc::downgrade(shell);
+        let mut borrowers = self
+            .borrowers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        borrowers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&borrower));
+        borrowers.push(borrower);
+    }
+
+    /// Pagers that have had buffers of this one and are still there.
+    pub(crate) fn borrowers(&self) -> Vec<Arc<Shell>> {
+        let borrowers = self
+            .borrowers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        borrowers.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether anything waits to be given back.
@@ -313,10 +343,13 @@ impl Imports {
                 return true;
             }
             free.push(Arc::clone(&entry.owner));
+            self.leaving.fetch_add(1, Ordering::SeqCst);
             self.retired.fetch_sub(1, Ordering::SeqCst);
             false
         });
+        let left = free.len();
         drop(free);
+        self.leaving.fetch_sub(left, Ordering::SeqCst);
         pending
     }
 
@@ -408,6 +441,7 @@ pub(crate) fn share(shell: &Arc<Shell>, buffer: &Arc<Buffer>) -> Result<Import, 
             buffer: buffer.name().to_owned(),
         });
     }
+    theirs.lend_to(shell);
     let start = buffer.pin_for(Access::Write)?;
     let owner = Arc::new(Kept(buffer.clone()));
     let maps = buffer.shell.lock().mappings(buffer.id)?;

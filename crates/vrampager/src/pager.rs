@@ -277,13 +277,15 @@ impl Pager {
         self.shell.lock().check();
     }
 
-    /// Brings back all released memory, closes the device and returns what it would not take
+    /// Brings back all released memory, for which it waits for the work of other pagers' imports
+    /// that nobody holds any more, 15 seconds at most; closes the device and returns what it would not take
     /// back: all zero unless the device misbehaved.
     ///
     /// # Errors
     /// [`Error::InUse`] while buffers or imports are alive. The device then closes with the last of
     /// them.
     pub fn close(mut self) -> Result<Counters, Error> {
+        self.shell.settle_borrowers();
         drop(self.worker.take());
         reap_all(&self.shell);
         let buffers = self.shell.lock().snapshot().buffers;

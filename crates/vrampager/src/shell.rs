@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use vrampager_core::{Device, Done, Error, Grant, Runner, Step, TaskId};
 use vrampager_hal::HalError;
@@ -14,6 +15,9 @@ const RECHECK: Duration = Duration::from_secs(1);
 
 /// How long the last use of an import waits for its work when no worker can.
 const DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long a thread is given to drop what it has taken out.
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// A device with its lock.
 ///
@@ -144,6 +148,37 @@ impl Shell {
             }
             over
         });
+    }
+
+    /// Has the imports that nobody holds given back as far as their work is over in time, on any
+    /// thread. What the device refuses is left to be tried again.
+    fn settle_imports(&self, until: Instant) {
+        loop {
+            let pending = self.imports.give_back_finished();
+            let left = until.saturating_duration_since(Instant::now());
+            let waited = match pending {
+                _ if left.is_zero() => return,
+                Some(fence) => self.runner.wait_at_most(fence, left),
+                None if self.imports.any_leaving() => {
+                    thread::sleep(MOMENT);
+                    Ok(())
+                }
+                None => return,
+            };
+            // Work that has stopped is not over: the worker sees what becomes of it.
+            if waited.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until other pagers have let go of this one's buffers, as far as nobody holds the
+    /// imports that keep them.
+    pub(crate) fn settle_borrowers(&self) {
+        let until = Instant::now() + DEADLINE;
+        for borrower in self.imports.borrowers() {
+            borrower.settle_imports(until);
+        }
     }
 
     fn pause(&self, device: MutexGuard<'_, Device>) {

@@ -387,6 +387,34 @@ fn a_buffer_that_is_dropped_while_shared_lives_until_the_other_device_is_done() 
 }
 
 #[test]
+fn closing_waits_for_what_another_device_has_dropped_and_still_uses() {
+    let [owner, other] = pagers("nv:sim,vram=8M,gpus=2,latency=100ms");
+    let buffer = Arc::new(owner.buffer("shared", PAGE).create().unwrap());
+    let there = other.share(&buffer).unwrap();
+    let mut work = other.submission();
+    work.fill(&there, 0, PAGE, 1).unwrap();
+    let submitted = work.submit().unwrap();
+    drop((work, there, buffer));
+    assert!(owner.close().unwrap().is_zero());
+    submitted.wait().unwrap();
+    assert!(other.close().unwrap().is_zero());
+}
+
+#[test]
+fn closing_does_not_count_what_a_worker_is_just_giving_back() {
+    for round in 0..200 {
+        let [owner, other] = pagers(DEVICES[1]);
+        let buffer = Arc::new(owner.buffer("shared", PAGE).create().unwrap());
+        drop(other.share(&buffer).unwrap());
+        drop(buffer);
+        let left = owner.close();
+        let left = left.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert!(left.is_zero(), "round {round}: {left:?}");
+        assert!(other.close().unwrap().is_zero());
+    }
+}
+
+#[test]
 fn a_buffer_of_another_context_or_of_the_same_pager_cannot_be_shared() {
     let (one, other) = (pager(DEVICES[0]), pager(DEVICES[0]));
     let buffer = Arc::new(one.buffer("mine", PAGE).create().unwrap());
