@@ -57,11 +57,14 @@ pub use import::Import;
 pub use machine::planes;
 pub use pager::{Pager, PagerBuilder, Stats, discover};
 pub use submission::{Operand, Submission, Submitted};
+pub use vrampager_addr::{Span, Va};
 pub use vrampager_core::{
     Domain, DomainReport, MemType, Place, Placement, Preference, Priority, Shortage, Snapshot,
     Totals,
 };
-pub use vrampager_hal::{Access, Counters, DeviceInfo, HostPage, HostRange, Misaligned};
+pub use vrampager_hal::{
+    Access, Counters, DeviceInfo, Fault, HalError, HostPage, HostRange, Misaligned, Owner,
+};
 pub use vrampager_nv::{Plane, Planes, PlanesError};
 pub use vrampager_sim::EngineStats;
 

@@ -86,8 +86,7 @@ fn devices_that_may_not_be_seen_are_not_listed_and_others_count_from_zero() {
 /// A full ring takes longer than any single operation may.
 #[test]
 fn slow_devices_keep_the_promises_of_a_queue() {
-    let config = "sim,vram=16M,latency=12ms".parse().unwrap();
-    let nv = Nv::new(config, &Planes::default()).unwrap();
+    let nv = nv("sim,vram=16M,latency=12ms");
     let report = accept::queue::run(&*nv, DeviceId(0));
     assert!(report.passed(), "{report}");
 }
