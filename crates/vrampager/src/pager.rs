@@ -219,9 +219,9 @@ impl Pager {
     ///
     /// # Errors
     /// [`Error::AddressesInUse`] for memory that overlaps a range of another import, or addresses
-    /// that buffers are given; [`Error::Releasing`] while that other import is one that nobody holds
-    /// any more, and its work is not over; [`Error::Device`] when the device cannot pin or map it: it is as if
-    /// nothing had been asked.
+    /// that buffers are given; [`Error::Releasing`] while that other import is one that nobody
+    /// holds any more, and its work is not over; [`Error::Device`] when the device cannot pin or
+    /// map it: it is as if nothing had been asked.
     pub fn import(&self, host: &HostRange) -> Result<Import, Error> {
         crate::import::import(&self.shell, host)
     }
@@ -278,8 +278,8 @@ impl Pager {
     }
 
     /// Brings back all released memory, for which it waits for the work of other pagers' imports
-    /// that nobody holds any more, 15 seconds at most; closes the device and returns what it would not take
-    /// back: all zero unless the device misbehaved.
+    /// that nobody holds any more, 15 seconds at most; closes the device and returns what it would
+    /// not take back: all zero unless the device misbehaved.
     ///
     /// # Errors
     /// [`Error::InUse`] while buffers or imports are alive. The device then closes with the last of
