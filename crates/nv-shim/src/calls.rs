@@ -124,23 +124,34 @@ pub(crate) unsafe extern "C" fn __openat64_2(
     unsafe { openat(dir, path, flags, 0) }
 }
 
+/// Whether the kernel answers a request for every file before its driver sees it.
+fn of_any_file(request: u32) -> bool {
+    let all = [libc::FIOCLEX, libc::FIONCLEX, libc::FIONBIO, libc::FIOASYNC];
+    all.into_iter().any(|known| u64::from(request) == known)
+}
+
 /// # Safety
 ///
 /// As `ioctl(2)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: u64, argument: *mut c_void) -> c_int {
-    let Some(file) = driver::file(fd) else {
+    // The kernel looks at 32 bits of a request; programs may sign-extend them.
+    #[expect(clippy::cast_possible_truncation, reason = "the kernel drops them too")]
+    let number = request as u32;
+    let file = if of_any_file(number) {
+        None
+    } else {
+        driver::file(fd)
+    };
+    let Some(file) = file else {
         // SAFETY: passed on as it came.
         return unsafe { raw::ioctl(fd, request, argument) };
     };
     guarded(|| {
-        // The kernel looks at 32 bits of a request; programs may sign-extend them.
-        #[expect(clippy::cast_possible_truncation, reason = "the kernel drops them too")]
-        let request = request as u32;
         let argument = argument.expose_provenance() as u64;
         let request = Request::Ioctl {
             file,
-            request,
+            request: number,
             argument,
         };
         driver::ask(request, true).map(|_| 0)

@@ -296,3 +296,39 @@ fn a_node_that_is_read_has_nothing_to_read() {
     assert_eq!(text(&output.stdout), "");
     assert!(output.status.success());
 }
+
+/// What the kernel says of a descriptor of this process: the flags of `open`.
+fn flags_of(fd: i32) -> u32 {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("it is open");
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    u32::from_str_radix(flags.expect("every file has them").trim(), 8).expect("octal")
+}
+
+#[test]
+fn ioctls_that_the_kernel_answers_for_every_file_are_answered_for_these() {
+    const NAME: &str = "ioctls_that_the_kernel_answers_for_every_file_are_answered_for_these";
+    if std::env::var_os(NAME_VARIABLE).is_none() {
+        let own = std::env::current_exe().expect("a test knows its file");
+        let server = server("");
+        let output = run(&server, own, &["--exact", NAME]);
+        assert!(output.status.success(), "{}", text(&output.stdout));
+        assert_eq!(server.counted().ioctls, 0, "none is the driver's");
+        return;
+    }
+    // FIOCLEX, FIONCLEX, FIONBIO and FIOASYNC, with the flags that they change.
+    let mut nodes = RealNodes::default();
+    let fd = nodes.open(Node::Control).expect("the driver answers");
+    for (request, argument, mask, expected) in [
+        (0x5450, 0, 0o2_000_000, 0),
+        (0x5451, 0, 0o2_000_000, 0o2_000_000),
+        (0x5450, 0, 0o2_000_000, 0),
+        (0x5421, 1, 0o4_000, 0o4_000),
+        (0x5421, 0, 0o4_000, 0),
+        (0x5452, 1, 0o20_000, 0o20_000),
+        (0x5452, 0, 0o20_000, 0),
+    ] {
+        let packet = &mut i32::to_ne_bytes(argument);
+        assert_eq!(nodes.ioctl(fd, request, packet), Ok(()), "{request:#x}");
+        assert_eq!(flags_of(fd) & mask, expected, "{request:#x} {argument}");
+    }
+}
