@@ -42,6 +42,7 @@ struct OpenFile {
 /// What a good answer carries.
 enum Given<'a> {
     Nothing,
+    Number(u64),
     File(OwnedFd),
     Memory(BorrowedFd<'a>, u64),
 }
@@ -141,6 +142,7 @@ impl Machine {
         let given = self.carry_out(client, request);
         let result = match &given {
             Ok(Given::Nothing) => Ok((0, None)),
+            Ok(Given::Number(number)) => Ok((*number, None)),
             Ok(Given::File(file)) => Ok((0, Some(file.as_fd()))),
             Ok(Given::Memory(file, offset)) => Ok((*offset, Some(*file))),
             Err(errno) => Err(errno.number()),
@@ -162,6 +164,7 @@ impl Machine {
                 let (live, counted) = (self.live(), self.counted());
                 text(&format!("{live}{counted}"))
             }
+            Request::Gpus => Ok(Given::Number(self.driver.config().gpus as u64)),
             Request::Ioctl {
                 file,
                 request,

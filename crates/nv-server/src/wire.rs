@@ -29,6 +29,8 @@ pub enum Request {
     Version,
     /// What is alive and what has happened. The answer carries a file with it.
     Counters,
+    /// How many GPUs there are.
+    Gpus,
     /// An ioctl.
     Ioctl {
         /// Which file.
@@ -69,6 +71,7 @@ impl Request {
                 argument,
             } => [5, file.0, request.into(), argument],
             Self::Map { file, len, offset } => [6, file.0, len, offset],
+            Self::Gpus => [7, 0, 0, 0],
         }
     }
 
@@ -90,6 +93,7 @@ impl Request {
                 len: second,
                 offset: third,
             },
+            7 => Self::Gpus,
             _ => return None,
         })
     }
@@ -98,8 +102,8 @@ impl Request {
 /// What a successful request gives.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Where in the file a mapping starts; 0 otherwise.
-    pub offset: u64,
+    /// Where in the file a mapping starts, or how many GPUs there are; 0 otherwise.
+    pub number: u64,
     /// The file, if the request gives one.
     pub file: Option<OwnedFd>,
 }
@@ -196,10 +200,10 @@ pub fn ask(connection: BorrowedFd<'_>, request: Request, private: bool) -> Resul
     if received != ANSWER {
         return Err(Errno::CONNRESET);
     }
-    let [failed, offset] = words(&bytes);
+    let [failed, number] = words(&bytes);
     match i32::try_from(failed) {
-        Ok(0) => Ok(Answer { offset, file }),
-        Ok(number) => Err(Errno::from_raw_os_error(number)),
+        Ok(0) => Ok(Answer { number, file }),
+        Ok(errno) => Err(Errno::from_raw_os_error(errno)),
         Err(_) => Err(Errno::PROTO),
     }
 }
@@ -226,7 +230,7 @@ pub(crate) fn answer(
     result: Result<(u64, Option<BorrowedFd<'_>>), i32>,
 ) -> Result<(), Errno> {
     match result {
-        Ok((offset, file)) => send(connection, &[0, offset], file, SendFlags::DONTWAIT),
+        Ok((number, file)) => send(connection, &[0, number], file, SendFlags::DONTWAIT),
         Err(number) => {
             let words = [u64::from(number.unsigned_abs()), 0];
             send(connection, &words, None, SendFlags::DONTWAIT)
@@ -299,6 +303,7 @@ mod tests {
             Request::Open(Node::Gpu(31)),
             Request::Version,
             Request::Counters,
+            Request::Gpus,
             Request::Ioctl {
                 file,
                 request: u32::MAX,
@@ -312,7 +317,7 @@ mod tests {
         ] {
             assert_eq!(Request::of_words(request.words()), Some(request));
         }
-        assert_eq!(Request::of_words([7, 0, 0, 0]), None);
+        assert_eq!(Request::of_words([8, 0, 0, 0]), None);
         assert_eq!(Request::of_words([5, 0, 1 << 32, 0]), None);
     }
 

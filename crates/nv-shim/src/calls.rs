@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::io::Errno;
 use vrampager_nv_server::wire::Request;
 
-use crate::paths::special;
+use crate::paths::{numbers, special};
 use crate::{driver, raw};
 
 /// Runs a call of ours: its error goes to `errno`, and so does a panic, as an I/O error.
@@ -22,6 +22,16 @@ fn guarded(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
         Ok(Err(errno)) => raw::fail(errno.raw_os_error()),
         Err(_) => raw::fail(Errno::IO.raw_os_error()),
     }
+}
+
+/// What is at a path, if it is one of ours.
+///
+/// # Safety
+///
+/// As [`special`].
+unsafe fn look(path: *const c_char) -> Result<Option<Request>, Errno> {
+    // SAFETY: as the caller promises.
+    catch_unwind(|| unsafe { special(path) }).unwrap_or(Err(Errno::IO))
 }
 
 fn open_special(request: Request, flags: c_int) -> c_int {
@@ -45,11 +55,12 @@ pub(crate) unsafe extern "C" fn openat(
     mode: c_uint,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    if let Some(request) = unsafe { special(path) } {
-        return open_special(request, flags);
+    match unsafe { look(path) } {
+        Ok(Some(request)) => open_special(request, flags),
+        // SAFETY: passed on as it came.
+        Ok(None) => unsafe { raw::openat(dir, path, flags, mode) },
+        Err(errno) => raw::fail(errno.raw_os_error()),
     }
-    // SAFETY: passed on as it came.
-    unsafe { raw::openat(dir, path, flags, mode) }
 }
 
 /// # Safety
@@ -188,7 +199,7 @@ pub(crate) unsafe extern "C" fn mmap(
             offset,
         };
         let answer = driver::ask(request, true)?;
-        let (memory, from) = (answer.file.ok_or(Errno::PROTO)?, answer.offset);
+        let (memory, from) = (answer.file.ok_or(Errno::PROTO)?, answer.number);
         let from = i64::try_from(from).map_err(|_| Errno::INVAL)?;
         // SAFETY: what the program asked for, of the memory that the file shows.
         at = unsafe { raw::mmap(address, len, (prot, flags), memory.as_raw_fd(), from) };
@@ -218,23 +229,15 @@ const STAND_IN: *const c_char = c"/dev/null".as_ptr();
 
 /// # Safety
 ///
-/// `path` is null or a zero-terminated string.
-unsafe fn seen(path: *const c_char) -> *const c_char {
-    // SAFETY: as the caller promises.
-    if unsafe { special(path) }.is_some() {
-        STAND_IN
-    } else {
-        path
-    }
-}
-
-/// # Safety
-///
 /// As `access(2)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    let path = unsafe { seen(path) };
+    let path = match unsafe { look(path) } {
+        Ok(Some(_)) => STAND_IN,
+        Ok(None) => path,
+        Err(errno) => return raw::fail(errno.raw_os_error()),
+    };
     // SAFETY: passed on, possibly for the stand-in.
     unsafe { raw::faccessat(libc::AT_FDCWD, path, mode) }
 }
@@ -250,9 +253,22 @@ pub(crate) unsafe extern "C" fn fstatat64(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    let path = unsafe { seen(path) };
-    // SAFETY: passed on, possibly for the stand-in.
-    unsafe { raw::fstatat(dir, path, buffer, flags) }
+    let ours = match unsafe { look(path) } {
+        Ok(Some(ours)) => ours,
+        // SAFETY: passed on as it came.
+        Ok(None) => return unsafe { raw::fstatat(dir, path, buffer, flags) },
+        Err(errno) => return raw::fail(errno.raw_os_error()),
+    };
+    // SAFETY: the caller gives room for the answer.
+    let done = unsafe { raw::fstatat(dir, STAND_IN, buffer, flags) };
+    if done == 0
+        && let Request::Open(node) = ours
+    {
+        let (major, minor) = numbers(node);
+        // SAFETY: the kernel has filled it.
+        unsafe { (*buffer.cast::<libc::stat>()).st_rdev = libc::makedev(major, minor) };
+    }
+    done
 }
 
 /// # Safety
@@ -317,7 +333,23 @@ pub(crate) unsafe extern "C" fn statx(
     buffer: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    let path = unsafe { seen(path) };
-    // SAFETY: passed on, possibly for the stand-in.
-    unsafe { raw::statx(dir, path, flags, mask, buffer) }
+    let ours = match unsafe { look(path) } {
+        Ok(Some(ours)) => ours,
+        // SAFETY: passed on as it came.
+        Ok(None) => return unsafe { raw::statx(dir, path, flags, mask, buffer) },
+        Err(errno) => return raw::fail(errno.raw_os_error()),
+    };
+    // SAFETY: the caller gives room for the answer.
+    let done = unsafe { raw::statx(dir, STAND_IN, flags, mask, buffer) };
+    if done == 0
+        && let Request::Open(node) = ours
+    {
+        let answer = buffer.cast::<libc::statx>();
+        let (major, minor) = numbers(node);
+        // SAFETY: the kernel has filled it.
+        unsafe { (*answer).stx_rdev_major = major };
+        // SAFETY: as above.
+        unsafe { (*answer).stx_rdev_minor = minor };
+    }
+    done
 }

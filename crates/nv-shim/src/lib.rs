@@ -17,8 +17,9 @@
 //! need nothing of this library. It keeps no state but idle connections.
 //!
 //! Known gaps: a program that makes system calls without the C library is not seen, nor is a file
-//! that the C library opens for itself, as `fopen` does. `fstat` of an open file says that it is a
-//! socket.
+//! that the C library opens for itself, as `fopen` does. `stat` of a node says what a character
+//! device of NVIDIA's numbers says (the major number of unified memory, which Linux gives out, is
+//! 511); `fstat` of an open file says that it is a socket.
 
 mod calls;
 mod driver;

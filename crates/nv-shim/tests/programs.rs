@@ -247,13 +247,48 @@ fn programs_without_gpus_are_left_alone() {
 }
 
 #[test]
-fn nodes_that_the_machine_has_can_be_seen_and_others_cannot_be_opened() {
-    let server = server("gpus=1");
-    let exists = run(&server, "test", &["-c", "/dev/nvidia0"]);
-    assert!(exists.status.success());
-    let output = run(&server, "cat", &["/dev/nvidia7"]);
-    let errors = text(&output.stderr);
-    assert!(errors.contains("No such device"), "{errors}");
+fn nodes_that_the_machine_has_can_be_seen_and_others_are_not_there() {
+    let server = server("gpus=2");
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"] {
+        let exists = run(&server, "test", &["-c", &format!("/dev/{node}")]);
+        assert!(exists.status.success(), "{node}");
+    }
+    for node in ["nvidia2", "nvidia7", "nvidia31", "nvidia999"] {
+        let path = format!("/dev/{node}");
+        for program in ["cat", "stat"] {
+            let output = run(&server, program, &[&path]);
+            let errors = text(&output.stderr);
+            let missing = errors.contains("No such file or directory");
+            assert!(missing, "{program} {node}: {errors}");
+        }
+        let exists = run(&server, "sh", &["-c", &format!("test -e {path}")]);
+        assert_eq!(exists.status.code(), Some(1), "{node}");
+    }
+}
+
+#[test]
+fn nodes_have_the_numbers_of_nvidias_devices() {
+    const NAME: &str = "nodes_have_the_numbers_of_nvidias_devices";
+    if std::env::var_os(NAME_VARIABLE).is_none() {
+        let own = std::env::current_exe().expect("a test knows its file");
+        let output = run(&server("gpus=2"), own, &["--exact", NAME]);
+        assert!(output.status.success(), "{}", text(&output.stdout));
+        // This one asks by statx.
+        let output = run(&server("gpus=2"), "stat", &["-c", "%t:%T", "/dev/nvidia1"]);
+        assert_eq!(text(&output.stdout), "c3:1\n");
+        return;
+    }
+    use std::os::unix::fs::MetadataExt as _;
+    for (path, major, minor) in [
+        ("/dev/nvidiactl", 195, 255),
+        ("/dev/nvidia0", 195, 0),
+        ("/dev/nvidia1", 195, 1),
+        ("/dev/nvidia-uvm", 511, 0),
+        ("/dev/null", 1, 3),
+    ] {
+        let device = std::fs::metadata(path).expect("it is there").rdev();
+        assert_eq!(device, libc::makedev(major, minor), "{path}");
+    }
 }
 
 #[test]
