@@ -29,9 +29,9 @@ fn guarded(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
 /// # Safety
 ///
 /// As [`special`].
-unsafe fn look(path: *const c_char) -> Result<Option<Request>, Errno> {
+unsafe fn look(dir: c_int, path: *const c_char) -> Result<Option<Request>, Errno> {
     // SAFETY: as the caller promises.
-    catch_unwind(|| unsafe { special(path) }).unwrap_or(Err(Errno::IO))
+    catch_unwind(|| unsafe { special(dir, path) }).unwrap_or(Err(Errno::IO))
 }
 
 fn open_special(request: Request, flags: c_int) -> c_int {
@@ -55,7 +55,7 @@ pub(crate) unsafe extern "C" fn openat(
     mode: c_uint,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    match unsafe { look(path) } {
+    match unsafe { look(dir, path) } {
         Ok(Some(request)) => open_special(request, flags),
         // SAFETY: passed on as it came.
         Ok(None) => unsafe { raw::openat(dir, path, flags, mode) },
@@ -233,7 +233,7 @@ const STAND_IN: *const c_char = c"/dev/null".as_ptr();
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    let path = match unsafe { look(path) } {
+    let path = match unsafe { look(libc::AT_FDCWD, path) } {
         Ok(Some(_)) => STAND_IN,
         Ok(None) => path,
         Err(errno) => return raw::fail(errno.raw_os_error()),
@@ -253,7 +253,7 @@ pub(crate) unsafe extern "C" fn fstatat64(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    let ours = match unsafe { look(path) } {
+    let ours = match unsafe { look(dir, path) } {
         Ok(Some(ours)) => ours,
         // SAFETY: passed on as it came.
         Ok(None) => return unsafe { raw::fstatat(dir, path, buffer, flags) },
@@ -333,7 +333,7 @@ pub(crate) unsafe extern "C" fn statx(
     buffer: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller gives a zero-terminated path.
-    let ours = match unsafe { look(path) } {
+    let ours = match unsafe { look(dir, path) } {
         Ok(Some(ours)) => ours,
         // SAFETY: passed on as it came.
         Ok(None) => return unsafe { raw::statx(dir, path, flags, mask, buffer) },

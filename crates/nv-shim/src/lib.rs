@@ -16,6 +16,9 @@
 //! sockets, of which the kernel keeps account: `close`, `dup`, `fork`, `exec`, and being killed
 //! need nothing of this library. It keeps no state but idle connections.
 //!
+//! A path is one of ours when it names it from the root, the working folder or a descriptor of a
+//! folder on; links and `..` are not followed.
+//!
 //! Known gaps: a program that makes system calls without the C library is not seen, nor is a file
 //! that the C library opens for itself, as `fopen` does. `stat` of a node says what a character
 //! device of NVIDIA's numbers says (the major number of unified memory, which Linux gives out, is

@@ -1,7 +1,7 @@
 //! Which paths are ours, and what is there.
 #![expect(unsafe_code, reason = "paths come as C strings")]
 
-use std::ffi::{CStr, c_char, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use rustix::io::Errno;
 use vrampager_nv_abi::Node;
@@ -9,7 +9,7 @@ use vrampager_nv_server::wire::Request;
 
 use crate::driver;
 
-/// How to open a path, if it is ours: a device node, the driver's release as the real driver shows
+/// How to open a path, relative ones from a folder on, if it is ours: a device node, the driver's release as the real driver shows
 /// it, or the simulated driver's counters.
 ///
 /// # Errors
@@ -19,7 +19,7 @@ use crate::driver;
 /// # Safety
 ///
 /// `path` is null or a zero-terminated string.
-pub(crate) unsafe fn special(path: *const c_char) -> Result<Option<Request>, Errno> {
+pub(crate) unsafe fn special(dir: c_int, path: *const c_char) -> Result<Option<Request>, Errno> {
     if path.is_null() {
         return Ok(None);
     }
@@ -28,11 +28,40 @@ pub(crate) unsafe fn special(path: *const c_char) -> Result<Option<Request>, Err
     let Ok(path) = path.to_str() else {
         return Ok(None);
     };
-    match path {
+    let Some(path) = absolute(dir, path) else {
+        return Ok(None);
+    };
+    match &*path {
         "/proc/driver/vrampager/counters" => Ok(Some(Request::Counters)),
         "/proc/driver/nvidia/version" => Ok(Some(Request::Version)),
         path => Node::at(path).map(present).transpose(),
     }
+}
+
+/// A path from the root on, without what changes nothing: repeated slashes and `.`. Only for the
+/// names of our files; links and `..` are for the kernel to follow.
+fn absolute(dir: c_int, path: &str) -> Option<String> {
+    let name = path.rsplit('/').next()?;
+    if !name.starts_with("nvidia") && !["version", "counters"].contains(&name) {
+        return None;
+    }
+    let whole = if path.starts_with('/') {
+        path.to_owned()
+    } else {
+        format!("{}/{path}", folder(dir)?)
+    };
+    let parts = whole.split('/').filter(|part| !["", "."].contains(part));
+    Some(parts.fold(String::new(), |path, part| path + "/" + part))
+}
+
+/// Where a descriptor of a folder is, or the working folder.
+fn folder(dir: c_int) -> Option<String> {
+    let link = match dir {
+        libc::AT_FDCWD => "/proc/self/cwd".to_owned(),
+        dir => format!("/proc/self/fd/{dir}"),
+    };
+    let folder = rustix::fs::readlink(link, Vec::new()).ok()?;
+    folder.into_string().ok()
 }
 
 /// The request for a node, if it is there.

@@ -267,6 +267,35 @@ fn nodes_that_the_machine_has_can_be_seen_and_others_are_not_there() {
 }
 
 #[test]
+fn nodes_are_found_by_relative_paths_and_through_slashes_and_dots_and_by_nothing_else() {
+    let server = server("gpus=1");
+    for (folder, path, found) in [
+        ("/", "//dev//nvidia0", true),
+        ("/", "/./dev/./nvidia0", true),
+        ("/", "dev/nvidiactl", true),
+        ("/dev", "nvidia0", true),
+        ("/dev", "./nvidia-uvm", true),
+        ("/proc", "driver/vrampager/counters", true),
+        ("/proc", "nvidia0", false),
+        ("/dev", "nvidia0/", false),
+        ("/dev", "nvidia1", false),
+        ("/dev", "counters", false),
+        ("/dev", "shm/../nvidia0", false),
+    ] {
+        for program in ["stat", "cat"] {
+            let script = format!("cd {folder} && {program} {path}");
+            let output = run(&server, "sh", &["-c", &script]);
+            assert_eq!(
+                output.status.success(),
+                found,
+                "{script}: {}",
+                text(&output.stderr)
+            );
+        }
+    }
+}
+
+#[test]
 fn nodes_have_the_numbers_of_nvidias_devices() {
     const NAME: &str = "nodes_have_the_numbers_of_nvidias_devices";
     if std::env::var_os(NAME_VARIABLE).is_none() {
