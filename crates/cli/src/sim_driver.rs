@@ -77,6 +77,7 @@ pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
         let written = written.with_context(|| format!("writing {}", report.display()));
         written.map_err(failed)?;
     }
+    complain_of_missing(args.sim.injections.len() as u64, counted.injected);
     if left != Live::default() {
         return Err(broken(anyhow!("the driver kept what nobody has:\n{left}")));
     }
@@ -88,6 +89,17 @@ pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
             )))
         }
         Some(_) | None => Ok(exit_code(status)),
+    }
+}
+
+/// Says that failures were asked for and did not come: a test that passed then has tried nothing.
+fn complain_of_missing(asked: u64, came: u64) {
+    if came < asked {
+        let missing = asked - came;
+        crate::complain(&format!(
+            "{missing} of {asked} failures of --sim fail= never came: there were too few requests of \
+             their kind and number"
+        ));
     }
 }
 

@@ -58,6 +58,8 @@ pub struct Counted {
     pub channel_errors: u64,
     /// Error notifications whose memory was gone.
     pub lost_notifications: u64,
+    /// Failures that were asked for and have come.
+    pub injected: u64,
 }
 
 impl<S: Store> Driver<S> {
@@ -102,7 +104,10 @@ impl<S: Store> Driver<S> {
     /// What has happened.
     #[must_use]
     pub fn counted(&self) -> Counted {
-        self.counted
+        Counted {
+            injected: self.injector.came(),
+            ..self.counted
+        }
     }
 }
 
@@ -121,4 +126,4 @@ macro_rules! as_lines {
 as_lines!(Live: files, clients, objects, memories, pins, cpu_maps, dma_maps, uvm_maps, uvm_ranges,
     uvm_gpus, vaspaces, channels, vram_bytes, bar1_bytes);
 as_lines!(Counted: ioctls, entries, copies, copied_bytes, launches, channel_errors,
-    lost_notifications);
+    lost_notifications, injected);

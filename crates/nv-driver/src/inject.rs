@@ -48,8 +48,8 @@ pub struct Injection {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error(
     "{text:?} is not kind:number:nth:failure, such as uvm:73:1:0x51 or esc:0x57:2:ENOMEM \
-     (kinds: esc, alloc, ctrl, uvm, any); failures are a status by its number or an errno by its \
-     name: {}",
+     (kinds: esc, alloc, ctrl, uvm, any); failures are a status by its number, but for 0, which is \
+     none, or an errno by its name: {}",
     Errno::names()
 )]
 pub struct InjectionError {
@@ -82,7 +82,8 @@ fn read(text: &str) -> Option<Injection> {
     let last = parts.next()?;
     let failure = match Errno::named(last) {
         Some(errno) => Failure::Errno(errno),
-        None => Failure::Status(Status(self::number(last)?)),
+        // A status of 0 would swallow the request and call it done.
+        None => Failure::Status(Status(self::number(last).filter(|&status| status != 0)?)),
     };
     parts.next().is_none().then_some(Injection {
         kind,
@@ -103,11 +104,17 @@ fn number(text: &str) -> Option<u32> {
 #[derive(Debug, Default)]
 pub(crate) struct Injector {
     pending: Vec<Injection>,
+    came: u64,
 }
 
 impl Injector {
     pub(crate) fn new(pending: Vec<Injection>) -> Self {
-        Self { pending }
+        Self { pending, came: 0 }
+    }
+
+    /// How many failures have had their turn.
+    pub(crate) fn came(&self) -> u64 {
+        self.came
     }
 
     pub(crate) fn add(&mut self, injection: Injection) {
@@ -138,6 +145,7 @@ impl Injector {
             pending.nth -= 1;
             if pending.nth == 0 {
                 failure = failure.or(Some(pending.failure));
+                self.came += 1;
             }
             pending.nth > 0
         });
@@ -155,11 +163,13 @@ mod tests {
         assert_eq!(injector.count(Kind::Uvm, 73), None);
         assert_eq!(injector.count(Kind::Uvm, 34), None);
         assert_eq!(injector.count(Kind::Escape, 73), None);
+        assert_eq!(injector.came(), 0);
         assert_eq!(
             injector.count(Kind::Uvm, 73),
             Some(Failure::Status(Status::NO_MEMORY))
         );
         assert_eq!(injector.count(Kind::Uvm, 73), None);
+        assert_eq!(injector.came(), 1);
     }
 
     #[test]
@@ -182,6 +192,8 @@ mod tests {
             "uvm:73:1:1:1",
             "io:73:1:1",
             "esc:x:1:1",
+            "alloc:0x80:1:0",
+            "alloc:0x80:1:0x0",
         ] {
             assert!(text.parse::<Injection>().is_err(), "{text}");
         }

@@ -5,6 +5,7 @@ mod arguments;
 mod device;
 mod disturbed;
 mod nv;
+mod settings;
 mod sim_driver;
 mod swap;
 
