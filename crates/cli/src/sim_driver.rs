@@ -1,7 +1,8 @@
 //! `sim-driver`: runs a program with the simulated NVIDIA driver in front of it.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
@@ -64,6 +65,9 @@ fn library() -> io::Result<PathBuf> {
 pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
     let failed = |error| Failure::new(Exit::Failed, error);
     let broken = |error| Failure::new(Exit::Invariant, error);
+    // A file that cannot be written is told before the program has done its work, not after.
+    let report = args.report.as_deref().map(create).transpose();
+    let report = report.map_err(failed)?;
     let server = Server::start(Config::clone(&args.sim), args.kill_at);
     let server = server.map_err(|error| failed(error.into()))?;
     let status = run(args, &server).map_err(failed)?;
@@ -71,11 +75,9 @@ pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
         return Err(broken(anyhow!("the simulated driver broke down")));
     }
     let (left, counted) = (server.live(), server.counted());
-    if let Some(report) = &args.report {
-        let text = format!("{left}{counted}");
-        let written = std::fs::write(report, text);
-        let written = written.with_context(|| format!("writing {}", report.display()));
-        written.map_err(failed)?;
+    if let Some(mut report) = report {
+        let written = report.write_all(format!("{left}{counted}").as_bytes());
+        written.context("writing the report").map_err(failed)?;
     }
     complain_of_missing(args.sim.injections.len() as u64, counted.injected);
     if left != Live::default() {
@@ -90,6 +92,10 @@ pub(crate) fn launch(args: &SimDriverArgs) -> Result<ExitCode, Failure> {
         }
         Some(_) | None => Ok(exit_code(status)),
     }
+}
+
+fn create(report: &Path) -> anyhow::Result<File> {
+    File::create(report).with_context(|| format!("creating {}", report.display()))
 }
 
 /// Says that failures were asked for and did not come: a test that passed then has tried nothing.

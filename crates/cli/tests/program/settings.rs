@@ -27,3 +27,16 @@ fn a_failure_of_a_status_that_is_none_is_refused_and_one_that_never_came_is_told
     assert!(message.contains("1 of 2 failures"), "{message}");
     assert!(report.contains("\ninjected 1\n"), "{report}");
 }
+
+#[test]
+fn a_report_that_cannot_be_written_is_told_before_the_program_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(
+        folder.path(),
+        "sim-driver --report nowhere/left -- touch started",
+    );
+    let message = stderr(&output);
+    assert_eq!(code(&output), 1, "{message}");
+    assert!(message.contains("nowhere/left"), "{message}");
+    assert!(!folder.path().join("started").exists());
+}
