@@ -103,8 +103,8 @@ fn complain_of_missing(asked: u64, came: u64) {
     if came < asked {
         let missing = asked - came;
         crate::complain(&format!(
-            "{missing} of {asked} failures of --sim fail= never came: there were too few requests of \
-             their kind and number"
+            "{missing} of {asked} failures of --sim fail= never came: there were too few requests \
+             of their kind and number"
         ));
     }
 }

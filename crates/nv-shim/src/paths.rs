@@ -9,8 +9,8 @@ use vrampager_nv_server::wire::Request;
 
 use crate::driver;
 
-/// How to open a path, relative ones from a folder on, if it is ours: a device node, the driver's release as the real driver shows
-/// it, or the simulated driver's counters.
+/// How to open a path, relative ones from a folder on, if it is ours: a device node, the driver's
+/// release as the real driver shows it, or the simulated driver's counters.
 ///
 /// # Errors
 ///

@@ -168,7 +168,7 @@ fn a_program_that_ends_by_a_signal_passed_on_is_128_and_its_number() {
 
 #[test]
 fn a_signal_after_the_program_has_ended_ends_the_driver() {
-    // Says so when the shell has ended and has been waited for: a signal before that is the shell's.
+    // Says so when the shell has ended and was waited for: before that a signal is the shell's.
     let (child, mut output) =
         script("(while kill -0 $$ 2>&-; do sleep 0.01; done; echo left; exec sleep 5) & exit 0");
     assert_eq!(line(&mut output), "left\n");
