@@ -11,7 +11,7 @@ use crate::{ChannelId, DeviceId, Heap};
 #[non_exhaustive]
 pub enum HalError {
     /// A heap cannot hold the object.
-    #[error("{heap} heap has {}, at {stage}", shortage(*free, *needed))]
+    #[error("{heap} heap has {}, at {stage}{}", shortage(*free, *needed), said(*answer))]
     OutOfMemory {
         /// The step that failed, such as `gpu map`.
         stage: &'static str,
@@ -21,6 +21,9 @@ pub enum HalError {
         needed: Option<u64>,
         /// Bytes free in total, contiguous or not; `None` when nobody can tell.
         free: Option<u64>,
+        /// The driver's name for its answer, by which a system call that found no memory is told
+        /// from a packet that did (mission row A5); `None` when no driver was asked.
+        answer: Option<&'static str>,
     },
     /// The CPU-visible aperture has no window of that size left.
     #[error(
@@ -93,6 +96,10 @@ pub enum HalError {
     /// This back end cannot do it, ever.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
+}
+
+fn said(answer: Option<&'static str>) -> String {
+    answer.map_or(String::new(), |name| format!(" ({name})"))
 }
 
 fn shortage(free: Option<u64>, needed: Option<u64>) -> String {
@@ -196,25 +203,26 @@ mod tests {
 
     #[test]
     fn exhaustion_names_its_stage_and_only_the_numbers_that_are_known() {
-        let text = |needed, free| {
+        let text = |needed, free, answer| {
             let (stage, heap) = ("gpu map", Heap::Host);
             let error = HalError::OutOfMemory {
                 stage,
                 heap,
                 needed,
                 free,
+                answer,
             };
             error.to_string()
         };
-        let all = text(Some(8192), Some(4096));
+        let all = text(Some(8192), Some(4096), None);
         assert_eq!(all, "host heap has 4 KiB free, 8 KiB needed, at gpu map");
-        let some = text(Some(8192), None);
+        let some = text(Some(8192), None, Some("NO_MEMORY"));
         assert_eq!(
             some,
-            "host heap has too little free, 8 KiB needed, at gpu map"
+            "host heap has too little free, 8 KiB needed, at gpu map (NO_MEMORY)"
         );
         assert_eq!(
-            text(None, None),
+            text(None, None, None),
             "host heap has too little free, at gpu map"
         );
         let aperture = HalError::OutOfAperture {

@@ -61,6 +61,12 @@ pub enum ConfigError {
         /// What could have been.
         allowed: &'static str,
     },
+    /// A key that may be given once was given again.
+    #[error("key `{key}` is given twice; only `fail` may be repeated")]
+    Duplicate {
+        /// Which.
+        key: String,
+    },
     /// A failure to inject could not be read.
     #[error(transparent)]
     Injection(#[from] InjectionError),
@@ -151,13 +157,20 @@ impl Config {
     /// [`ConfigError`], for the first pair that could not be read.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
+        let mut seen = Vec::new();
         for pair in text
             .split(',')
             .map(str::trim)
             .filter(|pair| !pair.is_empty())
         {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            config.set(key.trim(), value.trim())?;
+            let key = key.trim();
+            config.set(key, value.trim())?;
+            if key != "fail" && seen.contains(&key) {
+                let key = key.to_owned();
+                return Err(ConfigError::Duplicate { key });
+            }
+            seen.push(key);
         }
         Ok(config)
     }

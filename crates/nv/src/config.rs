@@ -76,6 +76,10 @@ impl FromStr for Config {
         let (mut machine, mut visible) = (Vec::new(), None);
         for pair in rest.split(',') {
             match pair.trim().strip_prefix("visible=") {
+                Some(_) if visible.is_some() => {
+                    let key = "visible".to_owned();
+                    return Err(vrampager_nv_driver::ConfigError::Duplicate { key }.into());
+                }
                 Some(list) => visible = Some(minors(list, ':')?),
                 None => machine.push(pair),
             }
@@ -99,6 +103,11 @@ mod tests {
             ("0,", "`` is no number of a GPU"),
             ("sim,visible=a", "`a` is no number of a GPU"),
             ("sim,colour=red", "unknown key `colour`"),
+            ("sim,vram=8M,vram=8M", "key `vram` is given twice"),
+            (
+                "sim,visible=0,vram=8M,visible=1",
+                "key `visible` is given twice",
+            ),
         ] {
             let error = text.parse::<Config>().unwrap_err().to_string();
             assert!(error.starts_with(message), "{text}: {error}");

@@ -82,6 +82,16 @@ impl Refusal {
     /// as that is known. A system call that finds no memory lacks the host's, whatever it is for.
     pub(crate) fn at(self, heap: Heap, needed: Option<u64>, free: Option<u64>) -> HalError {
         let stage = self.stage;
+        let (status, status_name) = match self.level {
+            Level::NoDriver(node, errno) => {
+                return HalError::NoDriver {
+                    node: node.path(),
+                    errno: errno.raw_os_error(),
+                };
+            }
+            Level::System(errno) => (errno.raw_os_error().unsigned_abs(), errno_name(errno)),
+            Level::Packet(status) => (status.0, status.name().unwrap_or("status unknown here")),
+        };
         if self.is_no_memory() {
             let kernel = matches!(self.level, Level::System(_)) && heap != Heap::Host;
             let (heap, needed, free) = match kernel {
@@ -93,18 +103,9 @@ impl Refusal {
                 heap,
                 needed,
                 free,
+                answer: Some(status_name),
             };
         }
-        let (status, status_name) = match self.level {
-            Level::NoDriver(node, errno) => {
-                return HalError::NoDriver {
-                    node: node.path(),
-                    errno: errno.raw_os_error(),
-                };
-            }
-            Level::System(errno) => (errno.raw_os_error().unsigned_abs(), errno_name(errno)),
-            Level::Packet(status) => (status.0, status.name().unwrap_or("status unknown here")),
-        };
         HalError::Driver {
             stage,
             status,
@@ -122,7 +123,7 @@ impl From<Refusal> for HalError {
 
 /// Names of the errors that the driver's system calls are known to return.
 fn errno_name(errno: Errno) -> &'static str {
-    const NAMES: [(Errno, &str); 15] = [
+    const NAMES: [(Errno, &str); 16] = [
         (Errno::PERM, "EPERM"),
         (Errno::NOENT, "ENOENT"),
         (Errno::INTR, "EINTR"),
@@ -130,6 +131,7 @@ fn errno_name(errno: Errno) -> &'static str {
         (Errno::NXIO, "ENXIO"),
         (Errno::BADF, "EBADF"),
         (Errno::AGAIN, "EAGAIN"),
+        (Errno::NOMEM, "ENOMEM"),
         (Errno::ACCESS, "EACCES"),
         (Errno::FAULT, "EFAULT"),
         (Errno::BUSY, "EBUSY"),
@@ -151,19 +153,23 @@ mod tests {
     fn no_memory_is_the_heaps_or_the_kernels_and_others_name_stage_and_status() {
         let packet = Refusal::check("gpu map", 0x51).unwrap_err();
         let system = Refusal::system("gpu map", Errno::NOMEM);
-        let out = |heap, needed, free| HalError::OutOfMemory {
+        let out = |heap, (needed, free), answer| HalError::OutOfMemory {
             stage: "gpu map",
             heap,
             needed,
             free,
+            answer: Some(answer),
         };
         let known = (Some(2), Some(1));
         let full = |refusal: Refusal, heap| refusal.at(heap, known.0, known.1);
         for heap in [Heap::Vram, Heap::Host] {
-            assert_eq!(full(packet, heap), out(heap, known.0, known.1));
+            assert_eq!(full(packet, heap), out(heap, known, "NO_MEMORY"));
         }
-        assert_eq!(full(system, Heap::Host), out(Heap::Host, known.0, known.1));
-        assert_eq!(full(system, Heap::Vram), out(Heap::Host, None, None));
+        assert_eq!(full(system, Heap::Host), out(Heap::Host, known, "ENOMEM"));
+        let kernels = full(system, Heap::Vram);
+        assert_eq!(kernels, out(Heap::Host, (None, None), "ENOMEM"));
+        let text = "host heap has too little free, at gpu map (ENOMEM)";
+        assert_eq!(kernels.to_string(), text);
         let other = HalError::from(Refusal::check("gpu map", 0x1E).unwrap_err());
         let text = "gpu map failed with INVALID_ADDRESS (0x1e)";
         assert_eq!(other.to_string(), text);

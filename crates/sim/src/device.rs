@@ -283,6 +283,7 @@ impl Memory for Session {
             heap,
             needed: Some(size),
             free: Some(free),
+            answer: None,
         })?;
         let poisoned = self.shared.card.config.has(PlantedBug::HostNotZeroed);
         if poisoned && heap == Heap::Host {
@@ -349,6 +350,7 @@ impl Memory for Session {
             heap: Heap::Host,
             needed: Some(len),
             free: None,
+            answer: None,
         };
         match heap {
             Heap::Host if fails => return Err(host_full),
@@ -381,6 +383,7 @@ impl Memory for Session {
                 heap: Heap::Vram,
                 needed: None,
                 free: None,
+                answer: None,
             });
         }
         assert!(PAGE.divides(map.offset), "{} is no page", map.offset);
@@ -453,6 +456,7 @@ fn no_page(call: Call) -> HalError {
         heap: Heap::Host,
         needed: Some(PAGE.bytes()),
         free: None,
+        answer: None,
     }
 }
 

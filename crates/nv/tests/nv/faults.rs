@@ -369,12 +369,21 @@ fn check_error(error: &HalError, call: Call, failure: Failure, what: &str) {
         assert_eq!(stage, call.stage, "{what}: {error}");
     };
     let wanted = match (failure, error) {
-        (Failure::Errno(Errno::NoMem), &HalError::OutOfMemory { stage, heap, .. }) => {
+        (
+            Failure::Errno(Errno::NoMem),
+            &HalError::OutOfMemory {
+                stage,
+                heap,
+                answer,
+                ..
+            },
+        ) => {
             assert_eq!(
                 heap,
                 Heap::Host,
                 "{what}: the kernel lacks memory of the host's"
             );
+            assert_eq!(answer, Some("ENOMEM"), "{what}");
             return short(stage);
         }
         (Failure::Status(Status::NO_MEMORY), &HalError::OutOfAperture { stage, .. })
@@ -382,9 +391,10 @@ fn check_error(error: &HalError, call: Call, failure: Failure, what: &str) {
         {
             return short(stage);
         }
-        (Failure::Status(Status::NO_MEMORY), &HalError::OutOfMemory { stage, .. })
+        (Failure::Status(Status::NO_MEMORY), &HalError::OutOfMemory { stage, answer, .. })
             if call.has_status && !call.takes_aperture =>
         {
+            assert_eq!(answer, Some("NO_MEMORY"), "{what}");
             return short(stage);
         }
         (Failure::Errno(errno), _) => (errno.number().unsigned_abs(), errno.to_string()),
@@ -604,6 +614,7 @@ fn only_the_drivers_word_on_the_aperture_is_exhaustion_of_the_aperture() {
                         heap: Heap::Host,
                         needed: None,
                         free: None,
+                        answer: Some("ENOMEM"),
                     }),
                     Failure::Errno(_),
                 ) => stages.push(stage),
