@@ -16,8 +16,11 @@ pub(crate) fn again(role: &str) -> Command {
     let thread = std::thread::current();
     let test = thread.name().unwrap();
     assert!(test.contains("::tests::"), "{test} is no test");
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    // Signals may be ignored where tests run.
+    let mut command = Command::new("env");
     command
+        .arg("--default-signal=INT,QUIT,TERM")
+        .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(ROLE, role)
         .stdin(Stdio::null())
