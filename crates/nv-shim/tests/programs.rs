@@ -174,38 +174,6 @@ fn look_at_freed_memory() {
         .expect("the driver still answers");
 }
 
-/// A machine whose driver answers the first `times` requests with an error.
-fn failing(times: u32, error: &str) -> Server {
-    let failures = (1..=times).map(|nth| format!("fail=any:0:{nth}:{error}"));
-    server(&failures.collect::<Vec<_>>().join(","))
-}
-
-#[test]
-fn a_request_that_is_interrupted_or_put_off_is_made_again_and_sixty_four_times_at_most() {
-    const NAME: &str =
-        "a_request_that_is_interrupted_or_put_off_is_made_again_and_sixty_four_times_at_most";
-    if std::env::var_os(NAME_VARIABLE).is_some() {
-        // A program: does what every client does first.
-        return match Client::new(RealNodes::default()) {
-            Ok(_) => println!("The driver answers."),
-            Err(error) => println!("{error}."),
-        };
-    }
-    let own = std::env::current_exe().expect("a test knows its file");
-    for (error, times, said) in [
-        ("EINTR", 63, "The driver answers."),
-        ("EAGAIN", 63, "The driver answers."),
-        ("EINTR", 64, "allocate client failed with EINTR."),
-        ("EAGAIN", 64, "allocate client failed with EAGAIN."),
-    ] {
-        let server = failing(times, error);
-        let output = run(&server, &own, &["--exact", NAME, "--nocapture"]);
-        let output = text(&output.stdout);
-        assert!(output.contains(said), "{times} {error}: {output}");
-        until_closed(&server);
-    }
-}
-
 #[test]
 fn memory_that_is_freed_before_it_is_mapped_is_an_error_for_its_program_alone() {
     const NAME: &str = "memory_that_is_freed_before_it_is_mapped_is_an_error_for_its_program_alone";
