@@ -2,11 +2,15 @@
 
 #![no_main]
 
+#[path = "../../crates/space/tests/common/cells.rs"]
+mod cells;
+
+use cells::{COLORS, GAPS, RULES, UNITS};
 use libfuzzer_sys::fuzz_target;
 use vrampager_addr::Span;
 use vrampager_space::{
-    Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, GapRule, Mode, RangeAllocator,
-    RangeRequest, SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
+    Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
+    SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
 };
 
 /// Numbers taken from the fuzzer's bytes; zeroes once they are used up.
@@ -63,26 +67,6 @@ impl Table {
     }
 }
 
-/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or
-/// none.
-const UNITS: [u64; 5] = [1, 1 << 24, 1 << 28, (1 << 31) - 2, 1 << 45];
-
-/// Cells that stay free between neighbours; not symmetric.
-const GAPS: [[u64; 3]; 3] = [[0, 1, 3], [2, 0, 1], [0, 4, 1]];
-
-fn gap<const UNIT: u64>(left: u32, right: u32) -> u64 {
-    UNIT * GAPS[left as usize][right as usize]
-}
-
-/// By the number of the unit.
-const RULES: [GapRule; 5] = [
-    gap::<{ UNITS[0] }>,
-    gap::<{ UNITS[1] }>,
-    gap::<{ UNITS[2] }>,
-    gap::<{ UNITS[3] }>,
-    gap::<{ UNITS[4] }>,
-];
-
 /// A space of ranges, and what it ought to be.
 struct Ranges {
     space: RangeAllocator,
@@ -130,7 +114,7 @@ impl Ranges {
         let lo = source.below(cells);
         let within = Span::new(lo, source.below(cells - lo + 1)).unwrap();
         let flags = source.byte();
-        let color = (flags >> 2) as u32 % 3;
+        let color = (flags >> 2) as u32 % COLORS;
         let mut request = RangeRequest::new(size * self.unit)
             .align(align * self.unit)
             .mode(modes[flags as usize % 4])
@@ -169,7 +153,7 @@ impl Ranges {
         let cells = self.table.0.len() as u64;
         let start = source.below(cells);
         let span = Span::new(start, source.below(cells - start + 1)).unwrap();
-        let color = source.byte() as u32 % 3;
+        let color = source.byte() as u32 % COLORS;
         let fits = !span.is_empty()
             && self
                 .fits((span.len(), 1), (start, span.end()), color)
@@ -186,7 +170,7 @@ impl Ranges {
         let real = self.bytes(span);
         let action = source.byte();
         if action % 4 == 0 {
-            let color = (action >> 2) as u32 % 3;
+            let color = (action >> 2) as u32 % COLORS;
             assert_eq!(self.space.replace(real.start(), color), Ok(Some(old)));
             self.live[number].1 = color;
         } else {
@@ -378,7 +362,7 @@ fn sub(source: &mut Source) {
 fn zones(source: &mut Source) {
     let cells = 2 + source.below(300);
     let middle = 1 + source.below(cells - 1);
-    let unit = UNITS[source.byte() as usize % 5];
+    let unit = UNITS[source.byte() as usize % UNITS.len()];
     let zones = [
         Zone::between("low", 0, middle * unit),
         Zone::between("high", middle * unit, cells * unit),

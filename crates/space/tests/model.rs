@@ -2,38 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/cells.rs"]
+mod cells;
+
+use cells::{COLORS, GAPS, RULES, UNITS};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use vrampager_addr::Span;
 use vrampager_space::{
-    Block, Buddy, BuddyRequest, Content, Fit, GapRule, Mode, RangeAllocator, RangeRequest,
-    SpaceFence, SubAllocator, VaSpace, Zone,
+    Block, Buddy, BuddyRequest, Content, Fit, Mode, RangeAllocator, RangeRequest, SpaceFence,
+    SubAllocator, VaSpace, Zone,
 };
 
 const COUNT: usize = 256;
 const CELLS: u64 = COUNT as u64;
-
-/// Bytes of a cell: nodes of a tree reach 2^31 - 2 bytes, that is all cells, some, two, one or
-/// none.
-const UNITS: [u64; 5] = [1, 1 << 24, 1 << 28, (1 << 31) - 2, 1 << 45];
-
-const COLORS: u32 = 3;
-
-/// Cells that stay free between neighbours; not symmetric.
-const GAPS: [[u64; COLORS as usize]; COLORS as usize] = [[0, 1, 3], [2, 0, 1], [0, 4, 1]];
-
-fn gap<const UNIT: u64>(left: u32, right: u32) -> u64 {
-    UNIT * GAPS[left as usize][right as usize]
-}
-
-/// By the number of the unit.
-const RULES: [GapRule; 5] = [
-    gap::<{ UNITS[0] }>,
-    gap::<{ UNITS[1] }>,
-    gap::<{ UNITS[2] }>,
-    gap::<{ UNITS[3] }>,
-    gap::<{ UNITS[4] }>,
-];
 
 fn scaled(cells: Span, unit: u64) -> Span {
     Span::new(cells.start() * unit, cells.len() * unit).unwrap()
