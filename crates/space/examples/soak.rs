@@ -48,7 +48,7 @@ trait Soaked {
     fn step(&mut self, rng: &mut Rng);
 
     /// Bytes of records, and number of holes.
-    fn size(&self) -> (usize, usize);
+    fn size(&mut self) -> (usize, usize);
 
     /// Compares all records.
     fn check(&self);
@@ -89,7 +89,7 @@ impl Soaked for Ranges {
         self.live.push(span.start());
     }
 
-    fn size(&self) -> (usize, usize) {
+    fn size(&mut self) -> (usize, usize) {
         (self.space.metadata_bytes(), self.space.holes().count())
     }
 
@@ -110,7 +110,7 @@ impl Soaked for Sub {
             .push((self.0.alloc(size, 1).expect("half empty"), size));
     }
 
-    fn size(&self) -> (usize, usize) {
+    fn size(&mut self) -> (usize, usize) {
         (self.0.metadata_bytes(), self.0.holes().count())
     }
 
@@ -135,7 +135,7 @@ impl Soaked for Pages {
         self.1.push(self.0.alloc_one(&request).expect("half empty"));
     }
 
-    fn size(&self) -> (usize, usize) {
+    fn size(&mut self) -> (usize, usize) {
         // There is no list of holes: count the gaps between what is live.
         let mut spans: Vec<Span> = self.1.iter().map(Block::span).collect();
         spans.sort_unstable();
@@ -212,7 +212,7 @@ impl Soaked for Addresses {
             .push((span.expect("half empty").start(), generation));
     }
 
-    fn size(&self) -> (usize, usize) {
+    fn size(&mut self) -> (usize, usize) {
         let holes = self.space.stats().holes;
         (
             self.space.metadata_bytes(),
@@ -240,7 +240,7 @@ impl Soaked for Offsets {
         self.1.push(self.2);
     }
 
-    fn size(&self) -> (usize, usize) {
+    fn size(&mut self) -> (usize, usize) {
         (self.0.metadata_bytes(), 0)
     }
 

@@ -26,6 +26,7 @@ mod buddy;
 mod error;
 mod offsets;
 mod ordered;
+mod quick;
 mod range;
 mod sub;
 #[cfg(test)]

@@ -58,7 +58,9 @@ macro_rules! sub_peer {
             /// Number of the page behind: as small as the peers' handles.
             type Live = NonZeroU32;
             fn new(trace: &Trace) -> Self {
-                let (size, ranges) = (trace.pages * PAGE, trace.slots / 4 * 5);
+                // Live ranges, a hole for every four, and what quick lists keep apart.
+                let ranges = trace.slots / 4 * 5 + 1792;
+                let size = trace.pages * PAGE;
                 let space = SubAllocator::with_capacity(size, PAGE, $fit, ranges);
                 Self(space.expect("the space fits 32-bit pages"))
             }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::edges::{Edge, Place, Side};
+use super::edges::{Edge, Side};
 
 /// No hole: the number 0 stands for none, and its record is never read for content.
 pub(super) const NONE: u32 = 0;
@@ -21,8 +21,6 @@ pub(super) struct Hole {
     pub(super) len: u32,
     next: u32,
     prev: u32,
-    /// Where the edges at its start and at its end are.
-    pub(super) places: [Place; 2],
 }
 
 impl Hole {
@@ -94,16 +92,6 @@ impl Bins {
             } else {
                 hole.len
             }
-    }
-
-    #[inline]
-    pub(super) fn set_places(&mut self, id: u32, places: [Place; 2]) {
-        self.holes[id as usize].places = places;
-    }
-
-    #[inline]
-    pub(super) fn set_place(&mut self, edge: Edge, place: Place) {
-        self.holes[edge.hole() as usize].places[edge.side() as usize] = place;
     }
 
     /// Records a hole.

@@ -39,9 +39,11 @@ impl Edge {
     }
 }
 
-/// Edges that a bucket holds, and how many it has on average when the table grows.
+/// Edges that a bucket holds, how many it has on average when the table grows, and how many it may
+/// have when there is no memory to grow.
 const SLOTS: usize = 12;
 const LOAD: usize = 8;
+const FULL_LOAD: usize = 11;
 /// A count of strays, or a reach, that says no more than "many".
 const MANY: u16 = u16::MAX;
 
@@ -165,35 +167,6 @@ impl Hints {
     }
 }
 
-/// Where an edge is, until the table grows: the bucket, whether it is a stray there, the slot.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Place(u32);
-
-impl Place {
-    const BUCKETS: usize = 1 << 27;
-
-    #[inline]
-    fn new(bucket: usize, stray: bool, slot: u32) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "below BUCKETS")]
-        Self((bucket as u32) << 5 | u32::from(stray) << 4 | slot)
-    }
-
-    #[inline]
-    fn bucket(self) -> usize {
-        (self.0 >> 5) as usize
-    }
-
-    #[inline]
-    fn is_stray(self) -> bool {
-        self.0 & 16 != 0
-    }
-
-    #[inline]
-    fn slot(self) -> u32 {
-        self.0 & 15
-    }
-}
-
 /// A linear hash table: it grows by one bucket at a time, in memory that was reserved before, so
 /// that it is never larger than the holes there have been need, and no operation pays for a
 /// rehash of all. The address of an edge is not stored: it is that of the hole.
@@ -238,8 +211,9 @@ impl Edges {
 
     /// Makes sure that `edges` can be in the table without further memory.
     pub(super) fn reserve(&mut self, edges: usize) -> Result<(), SpaceError> {
-        let buckets = edges.div_ceil(LOAD).max(1);
-        if buckets > Place::BUCKETS {
+        let buckets = edges.div_ceil(FULL_LOAD).max(1);
+        if u32::try_from(edges).is_err() {
+            // An edge has 31 bits for the number of its hole.
             return Err(SpaceError::MetadataExhausted);
         }
         self.buckets
@@ -252,7 +226,7 @@ impl Edges {
     }
 
     pub(super) fn room(&self) -> usize {
-        self.buckets.capacity() * LOAD
+        self.buckets.capacity() * FULL_LOAD
     }
 
     #[inline]
@@ -288,17 +262,21 @@ impl Edges {
             }
         }
         if hints.strays > 0 {
-            return self.find_stray(home, &is);
+            let (at, slot) = self.find_stray(home, &is)?;
+            return Some(self.buckets[at].edge(slot));
         }
         None
     }
 
+    /// The bucket and the slot of a stray.
     #[cold]
-    fn find_stray(&self, home: Home, is: &dyn Fn(Edge) -> bool) -> Option<Edge> {
+    fn find_stray(&self, home: Home, is: &dyn Fn(Edge) -> bool) -> Option<(usize, u32)> {
         (1..self.steps(home.bucket)).find_map(|step| {
-            let bucket = &self.buckets[probe(home.bucket, step)];
-            let mut found = bucket.tagged(home.tag).map(|slot| bucket.edge(slot));
-            found.find(|&edge| is(edge))
+            let at = probe(home.bucket, step);
+            let bucket = &self.buckets[at];
+            let mut found = bucket.tagged(home.tag);
+            let slot = found.find(|&slot| is(bucket.edge(slot)))?;
+            Some((at, slot))
         })
     }
 
@@ -311,20 +289,17 @@ impl Edges {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, home: Home, edge: Edge) -> Place {
+    pub(super) fn insert(&mut self, home: Home, edge: Edge) {
         self.used += 1;
         let bucket = &mut self.buckets[home.bucket];
         match bucket.tagged(0).next() {
-            Some(slot) => {
-                bucket.fill(slot, home.tag, edge);
-                Place::new(home.bucket, false, slot)
-            }
+            Some(slot) => bucket.fill(slot, home.tag, edge),
             None => self.insert_stray(home, edge),
         }
     }
 
     #[cold]
-    fn insert_stray(&mut self, home: Home, edge: Edge) -> Place {
+    fn insert_stray(&mut self, home: Home, edge: Edge) {
         let free = (1..self.buckets.len()).find_map(|step| {
             let bucket = probe(home.bucket, step);
             let slot = self.buckets[bucket].tagged(0).next()?;
@@ -338,18 +313,27 @@ impl Edges {
             count: count.saturating_add(1),
             reach: reach.max(u16::try_from(step).unwrap_or(MANY)),
         });
-        Place::new(at, true, slot)
     }
 
     /// Removes the edge of an address.
     #[inline]
-    pub(super) fn remove(&mut self, address: u32, place: Place) {
+    pub(super) fn remove(&mut self, address: u32, edge: Edge) {
         self.used -= 1;
-        self.buckets[place.bucket()].tags[place.slot() as usize] = 0;
-        if place.is_stray() {
-            let home = self.home(address);
-            self.buckets[home.bucket].forget_stray();
+        let home = self.home(address);
+        let bucket = &mut self.buckets[home.bucket];
+        let mut slots = bucket.tagged(home.tag);
+        match slots.find(|&slot| bucket.edge(slot) == edge) {
+            Some(slot) => bucket.tags[slot as usize] = 0,
+            None => self.remove_stray(home, edge),
         }
+    }
+
+    #[cold]
+    fn remove_stray(&mut self, home: Home, edge: Edge) {
+        let found = self.find_stray(home, &|found| found == edge);
+        let (at, slot) = found.expect("every hole has its edges in the table");
+        self.buckets[at].tags[slot as usize] = 0;
+        self.buckets[home.bucket].forget_stray();
     }
 
     /// Whether the table should [`grow`](Self::grow) by a bucket.
@@ -358,9 +342,9 @@ impl Edges {
         self.used > (self.low as usize + 1) * LOAD
     }
 
-    /// Adds a bucket, if there is memory for it, and moves what belongs there; says what is where.
+    /// Adds a bucket, if there is memory for it, and moves what belongs there.
     #[cold]
-    pub(super) fn grow(&mut self, bins: &mut Bins) {
+    pub(super) fn grow(&mut self, bins: &Bins) {
         if self.buckets.len() == self.buckets.capacity() {
             return;
         }
@@ -377,7 +361,7 @@ impl Edges {
                 if (bucket == old || bucket == new) && bucket != at {
                     self.buckets[at].tags[slot as usize] = 0;
                     self.used -= 1;
-                    bins.set_place(edge, self.insert(Home { bucket, tag }, edge));
+                    self.insert(Home { bucket, tag }, edge);
                 }
             }
         }
@@ -407,12 +391,6 @@ impl Edges {
             count: narrow(strays),
             reach: narrow(reach),
         });
-    }
-
-    /// Whether an edge is at a place, for tests.
-    pub(super) fn is_at(&self, place: Place, edge: Edge) -> bool {
-        let bucket = &self.buckets[place.bucket()];
-        bucket.tags[place.slot() as usize] != 0 && bucket.edge(place.slot()) == edge
     }
 
     pub(super) fn len(&self) -> usize {

@@ -95,23 +95,18 @@ impl Holes {
     #[inline(always)]
     fn add_at(&mut self, homes: [Home; 2], start: u32, end: u32) {
         let id = self.bins.add(start, end - start);
-        let places = [
-            self.edges.insert(homes[0], Edge::new(id, Side::Start)),
-            self.edges.insert(homes[1], Edge::new(id, Side::End)),
-        ];
-        self.bins.set_places(id, places);
+        self.edges.insert(homes[0], Edge::new(id, Side::Start));
+        self.edges.insert(homes[1], Edge::new(id, Side::End));
         if self.edges.is_crowded() {
-            // Two at a time, so that the buckets are soon all of one size again.
-            self.edges.grow(&mut self.bins);
-            self.edges.grow(&mut self.bins);
+            self.edges.grow(&self.bins);
         }
     }
 
     #[inline(always)]
     pub(super) fn remove(&mut self, id: u32) -> Hole {
         let hole = self.bins.delete(id);
-        self.edges.remove(hole.start, hole.places[0]);
-        self.edges.remove(hole.end(), hole.places[1]);
+        self.edges.remove(hole.start, Edge::new(id, Side::Start));
+        self.edges.remove(hole.end(), Edge::new(id, Side::End));
         hole
     }
 
@@ -120,20 +115,18 @@ impl Holes {
     pub(super) fn reshape(&mut self, id: u32, start: u32, end: u32) {
         let hole = self.bins.get(id);
         if start != hole.start {
-            self.edges.remove(hole.start, hole.places[0]);
-            self.put(start, Edge::new(id, Side::Start));
+            self.move_edge(Edge::new(id, Side::Start), hole.start, start);
         }
         if end != hole.end() {
-            self.edges.remove(hole.end(), hole.places[1]);
-            self.put(end, Edge::new(id, Side::End));
+            self.move_edge(Edge::new(id, Side::End), hole.end(), end);
         }
         self.bins.resize(id, start, end - start);
     }
 
     #[inline]
-    fn put(&mut self, address: u32, edge: Edge) {
-        let place = self.edges.insert(self.edges.home(address), edge);
-        self.bins.set_place(edge, place);
+    fn move_edge(&mut self, edge: Edge, from: u32, to: u32) {
+        self.edges.remove(from, edge);
+        self.edges.insert(self.edges.home(to), edge);
     }
 
     /// # Panics
@@ -150,7 +143,6 @@ impl Holes {
                 let hints = self.edges.hints(home);
                 let found = self.edges.find(home, hints, |found| found == edge);
                 assert_eq!(found, Some(edge));
-                assert!(self.edges.is_at(hole.places[side as usize], edge));
             }
         }
         assert_eq!(

@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 
 use vrampager_addr::Span;
 
+use crate::quick::QuickLists;
 use crate::{Conditions, SpaceError};
 use bins::{Hole, NONE, bin_of};
 use holes::{Borders, Holes};
@@ -18,8 +19,9 @@ use holes::{Borders, Holes};
 /// How much a [`SubAllocator`] looks around before it takes a hole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fit {
-    /// A recent hole of the right size class; failing that, the hole that was last cut or grew;
-    /// failing that, a recent one of the next class that has any.
+    /// A short range of the same length that was freed lately, as it is; failing that, a recent
+    /// hole of the right size class; failing that, the hole that was last cut or grew; failing
+    /// that, a recent one of the next class that has any.
     #[default]
     Fast,
     /// The smallest, then lowest, of up to sixteen holes of the class: packs as well as exact
@@ -30,6 +32,29 @@ pub enum Fit {
 /// Candidates looked at in a size class before going to the next.
 const FAST_TRIES: usize = 2;
 const TIGHT_TRIES: usize = 16;
+/// Size classes that an aligned request looks through before it takes a hole that is long enough
+/// wherever it is, and candidates in each.
+const ALIGNED_BINS: usize = 4;
+const ALIGNED_TRIES: usize = 4;
+
+/// Ranges of fewer units have a quick list for each length, or rather two.
+const QUICK_UNITS: u32 = 128;
+const QUICK_LISTS: usize = 2 * QUICK_UNITS as usize;
+/// Where a range at a multiple of so many units is, only requests that need this are put: others
+/// would leave none for these.
+const COARSE: u32 = 16;
+
+/// The quick list of ranges of `len` units, below [`QUICK_UNITS`].
+#[inline]
+fn quick_list(len: u32, is_coarse: bool) -> usize {
+    len as usize + if is_coarse { QUICK_UNITS as usize } else { 0 }
+}
+
+/// The quick list for ranges of the length and at the place of this one.
+#[inline]
+fn quick_list_of(start: u32, len: u32) -> usize {
+    quick_list(len, start.is_multiple_of(COARSE))
+}
 
 /// An allocator that keeps records of holes only.
 ///
@@ -39,7 +64,11 @@ const TIGHT_TRIES: usize = 16;
 /// failed one at all of the highest size class for the longest, and more ranges than were
 /// reserved for move the records.
 ///
-/// Freeing something that is not live is caught only when it overlaps a hole at its edges.
+/// With [`Fit::Fast`] short ranges are joined to the holes around them only when more of their
+/// length are freed, or a request would fail otherwise: see [`coalesce`](Self::coalesce).
+///
+/// Freeing something that is not live is caught when it was freed lately, or is joined to a hole
+/// and overlaps another at its edges; with debug assertions, always when it does the latter.
 ///
 /// # Examples
 /// ```
@@ -58,9 +87,13 @@ pub struct SubAllocator {
     active: (u32, u32),
     /// The hole whose bounds were changed last, or none.
     recent: u32,
+    /// Free ranges that are no part of a hole yet.
+    quick: QuickLists<QUICK_LISTS>,
+    /// Units that are not live.
     free: u32,
-    live: usize,
-    /// Live ranges and holes together up to which no operation needs memory.
+    /// Ranges that are no part of a hole: live ones, and those on quick lists.
+    apart: usize,
+    /// Such ranges and holes together up to which no operation needs memory.
     room: usize,
     units: u32,
     /// A unit is `1 << shift` bytes, and `mask + 1`.
@@ -106,8 +139,9 @@ impl SubAllocator {
             holes: Holes::new(),
             active: (0, 0),
             recent: NONE,
+            quick: QuickLists::new(),
             free: units,
-            live: 0,
+            apart: 0,
             room: 0,
             units,
             shift,
@@ -145,9 +179,10 @@ impl SubAllocator {
         u64::from(self.free) << self.shift
     }
 
-    /// Length of the longest hole.
+    /// Length of the longest hole, after [`coalesce`](Self::coalesce).
     #[must_use]
-    pub fn largest_hole(&self) -> u64 {
+    pub fn largest_hole(&mut self) -> u64 {
+        self.coalesce();
         let active = self.active.1 - self.active.0;
         u64::from(self.holes.bins.largest().max(active)) << self.shift
     }
@@ -155,17 +190,17 @@ impl SubAllocator {
     /// Number of live ranges.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.live
+        self.apart - self.quick.len()
     }
 
     /// Whether no range is live.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.live == 0
+        self.free == self.units
     }
 
-    /// Bytes of host memory held for records: at most 64 per range of the most that were ever
-    /// live, or reserved for, at once, and 8 KiB.
+    /// Bytes of host memory held for records: at most 32 per range of the most that were ever
+    /// live, or reserved for, at once, and 16 KiB.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.holes.bytes()
@@ -180,62 +215,99 @@ impl SubAllocator {
     #[inline]
     pub fn alloc(&mut self, size: u64, align: u64) -> Result<u64, SpaceError> {
         let units = self.units_of(size);
-        let Some(len) = u32::try_from(units).ok().filter(|&len| len > 0) else {
+        // No bit or one, and that no higher than a unit.
+        let is_plain = align & align.wrapping_sub(1) == 0 && align <= self.mask + 1;
+        if is_plain
+            && let Some(len) = short(units)
+            && let Some(start) = self.quick.pop(quick_list(len, false))
+        {
+            self.free -= len;
+            return Ok(u64::from(start) << self.shift);
+        }
+        self.alloc_searching(size, align)
+    }
+
+    /// Does what [`alloc`](Self::alloc) does, when that has no range at hand.
+    #[inline(never)]
+    fn alloc_searching(&mut self, size: u64, align: u64) -> Result<u64, SpaceError> {
+        let units = u32::try_from(self.units_of(size)).ok();
+        let Some(len) = units.filter(|&len| 0 < len && len <= self.free) else {
             return Err(self.refuse(size, align));
         };
         if !align.is_power_of_two() && align != 0 {
             return Err(self.refuse(size, align));
         }
-        let ranges = self.live + self.holes.len();
+        let ranges = self.apart + self.holes.len();
         if ranges >= self.room {
             self.reserve(ranges + ranges / 2 + 16)?;
         }
-        let start = if align >> self.shift <= 1 {
-            self.take(len)
-        } else {
-            self.take_aligned(len, align)
-        };
-        match start {
-            Some(start) => {
-                self.live += 1;
-                self.free -= len;
-                Ok(u64::from(start) << self.shift)
-            }
-            None => Err(self.refuse(size, align)),
+        let align_units = (align >> self.shift).max(1);
+        let mut start = self.take(len, align_units);
+        if start.is_none() {
+            self.coalesce();
+            start = self.take(len, align_units);
         }
+        let Some(start) = start else {
+            return Err(self.refuse(size, align));
+        };
+        self.free -= len;
+        Ok(u64::from(start) << self.shift)
     }
 
     /// Gives back a live range: its offset, and the size it was asked for.
     ///
     /// # Panics
-    /// When the range leaves the space or overlaps a hole at one of its edges. Nothing has changed
-    /// then.
+    /// When the range leaves the space, is on a quick list, or overlaps a hole at one of its edges
+    /// and is joined to it. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, offset: u64, size: u64) {
         let (start, end) = self.bounds(offset, size);
         let (from, to) = self.active;
+        let len = end - start;
         assert!(
-            end <= from || to <= start || from == to,
+            end <= from || to <= start,
             "units {start} to {end} are partly free already"
         );
         assert!(
-            self.live > 0 && end - start <= self.units - self.free,
+            len <= self.units - self.free,
             "units {start} to {end} are free already"
         );
-        let borders = self.holes.borders(start, end);
-        self.live -= 1;
-        self.free += end - start;
-        if from < to && (start == to || end == from) {
-            self.extend_active(borders, start, end);
-        } else if borders.left.is_none() && borders.right.is_none() {
-            self.holes.add_between(borders, start, end);
+        let is_beside_active = start == to || end == from;
+        if is_beside_active || len >= QUICK_UNITS || self.fit == Fit::Tight {
+            self.join(start, end);
         } else {
-            self.extend(borders, start, end);
+            self.put_aside(start, len);
+        }
+        self.free += len;
+    }
+
+    #[inline]
+    fn put_aside(&mut self, start: u32, len: u32) {
+        let list = quick_list_of(start, len);
+        assert!(
+            !self.quick.contains(list, start),
+            "units {start} to {} are free already",
+            start + len
+        );
+        // The lines this reads are two that nothing else here needs.
+        #[cfg(debug_assertions)]
+        self.holes.borders(start, start + len);
+        if let Some(oldest) = self.quick.push(list, start) {
+            self.join(oldest, oldest + len);
         }
     }
 
-    /// Every hole, in no order.
-    pub fn holes(&self) -> impl Iterator<Item = Span> + '_ {
+    /// Joins every range that was freed to the holes it touches: what [`Fit::Fast`] puts off, and
+    /// does by itself before a request fails.
+    pub fn coalesce(&mut self) {
+        while let Some((list, start)) = self.quick.pop_any() {
+            self.join(start, start + units_on(list));
+        }
+    }
+
+    /// Every hole, in no order, after [`coalesce`](Self::coalesce).
+    pub fn holes(&mut self) -> impl Iterator<Item = Span> + '_ {
+        self.coalesce();
         self.bounds_of_holes().map(|(start, end)| {
             let (start, len) = (u64::from(start), u64::from(end - start));
             Span::new(start << self.shift, len << self.shift).expect("inside the space")
@@ -260,12 +332,32 @@ impl SubAllocator {
         assert!(apart, "two holes touch or overlap");
         let end = holes.last().map_or(0, |hole| hole.1);
         assert!(end <= self.units, "a hole leaves the space");
-        let free: u32 = holes.iter().map(|(from, to)| to - from).sum();
+        let quick = self.quick_ranges().map(|(start, end)| end - start);
+        let free = holes.iter().map(|(from, to)| to - from).chain(quick);
+        let free: u32 = free.sum();
         assert_eq!(free, self.free, "free bytes are miscounted");
         assert!(
-            holes.len() <= self.live + 1,
+            holes.len() <= self.apart + 1,
             "more holes than gaps between ranges"
         );
+        self.check_quick(&holes);
+    }
+
+    fn quick_ranges(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let quick = self.quick.iter();
+        quick.map(|(list, start)| (start, start + units_on(list)))
+    }
+
+    /// Compares quick lists with all holes, which are in order.
+    fn check_quick(&self, holes: &[(u32, u32)]) {
+        let mut free: Vec<_> = self.quick_ranges().chain(holes.iter().copied()).collect();
+        free.sort_unstable();
+        let apart = free.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        assert!(apart, "two free ranges overlap");
+        for (list, start) in self.quick.iter() {
+            let expected = quick_list_of(start, units_on(list));
+            assert_eq!(list, expected, "a range is on a wrong list");
+        }
     }
 
     #[inline]
@@ -274,7 +366,7 @@ impl SubAllocator {
     }
 
     #[cold]
-    fn refuse(&self, size: u64, align: u64) -> SpaceError {
+    fn refuse(&mut self, size: u64, align: u64) -> SpaceError {
         let invalid = |argument, value| SpaceError::Invalid { argument, value };
         if !align.is_power_of_two() && align != 0 {
             return invalid("align", align);
@@ -302,6 +394,21 @@ impl SubAllocator {
         #[expect(clippy::cast_possible_truncation, reason = "compared with a u32 above")]
         {
             (start as u32, end as u32)
+        }
+    }
+
+    /// Makes a range that is apart part of a hole.
+    #[inline(never)]
+    fn join(&mut self, start: u32, end: u32) {
+        let (from, to) = self.active;
+        let borders = self.holes.borders(start, end);
+        self.apart -= 1;
+        if from < to && (start == to || end == from) {
+            self.extend_active(borders, start, end);
+        } else if borders.left.is_none() && borders.right.is_none() {
+            self.holes.add_between(borders, start, end);
+        } else {
+            self.extend(borders, start, end);
         }
     }
 
@@ -360,12 +467,33 @@ impl SubAllocator {
         }
     }
 
+    /// Takes `len` units at a multiple of `align` units, from the quick lists or from a hole.
     #[inline]
-    fn take(&mut self, len: u32) -> Option<u32> {
-        match self.fit {
+    fn take(&mut self, len: u32, align: u64) -> Option<u32> {
+        if align > 1
+            && let Some(start) = self.take_quick(len, align)
+        {
+            return Some(start);
+        }
+        let start = match self.fit {
+            _ if align > 1 => self.take_aligned(len, align),
             Fit::Fast => self.take_fast(len),
             Fit::Tight => self.take_tight(len),
+        };
+        self.apart += usize::from(start.is_some());
+        start
+    }
+
+    /// Takes a range that is not much better aligned than it has to be.
+    fn take_quick(&mut self, len: u32, align: u64) -> Option<u32> {
+        if len >= QUICK_UNITS {
+            return None;
         }
+        let list = quick_list(len, align >= u64::from(COARSE));
+        let least = align.trailing_zeros();
+        let suitable = least..least + COARSE.trailing_zeros();
+        let is_suitable = |start: u32| suitable.contains(&start.trailing_zeros());
+        self.quick.take(list, is_suitable)
     }
 
     #[inline]
@@ -379,7 +507,11 @@ impl SubAllocator {
         let id = match near {
             Some(id) => id,
             None if to - from >= len => {
-                self.active.0 += len;
+                self.active = if from + len < to {
+                    (from + len, to)
+                } else {
+                    (0, 0)
+                };
                 return Some(from);
             }
             None => match self.holes.bins.next_bin(floor + 1) {
@@ -441,7 +573,7 @@ impl SubAllocator {
 
     fn take_aligned(&mut self, len: u32, align: u64) -> Option<u32> {
         self.put_back_active();
-        let (id, start) = self.find_aligned(len, align >> self.shift)?;
+        let (id, start) = self.find_aligned(len, align)?;
         let hole = self.holes.remove(id);
         if hole.start < start {
             self.holes.add(hole.start, start);
@@ -454,16 +586,12 @@ impl SubAllocator {
 
     /// A hole with an aligned part of `len` units, and where that starts.
     fn find_aligned(&self, len: u32, align: u64) -> Option<(u32, u32)> {
-        let (bins, tries) = match self.fit {
-            Fit::Fast => (1, FAST_TRIES),
-            Fit::Tight => (4, 4),
-        };
         let mut bin = bin_of(len);
-        for _ in 0..bins {
+        for _ in 0..ALIGNED_BINS {
             let Some(next) = self.holes.bins.next_bin(bin) else {
                 break;
             };
-            let near = self.holes.bins.list(next).take(tries);
+            let near = self.holes.bins.list(next).take(ALIGNED_TRIES);
             if let Some(found) = first_aligned(near, len, align) {
                 return Some(found);
             }
@@ -485,6 +613,17 @@ impl SubAllocator {
         }
         None
     }
+}
+
+/// How many units the ranges of a quick list have.
+fn units_on(list: usize) -> u32 {
+    u32::try_from(list).expect("few lists") % QUICK_UNITS
+}
+
+/// A length, if it has quick lists.
+#[inline]
+fn short(units: u64) -> Option<u32> {
+    u32::try_from(units).ok().filter(|&len| len < QUICK_UNITS)
 }
 
 /// The first of some holes that has an aligned part of `len` units, and where that starts.

@@ -16,7 +16,7 @@ fn bins_cover_all_lengths_without_gap_and_in_order() {
     assert_eq!(bin_of(u32::MAX), 28 * 32 - 1);
 }
 
-fn sorted_holes(space: &SubAllocator) -> Vec<Span> {
+fn sorted_holes(space: &mut SubAllocator) -> Vec<Span> {
     let mut holes: Vec<_> = space.holes().collect();
     holes.sort_unstable_by_key(|hole| hole.start());
     holes
@@ -88,7 +88,7 @@ fn churn(seed: u64, fit: Fit) {
             cells(offset, size).for_each(|cell| owned[cell] = false);
         }
         space.check();
-        assert_eq!(sorted_holes(&space), free_runs(&owned, unit));
+        assert_eq!(sorted_holes(&mut space), free_runs(&owned, unit));
         let free = owned.iter().filter(|&&cell| !cell).count() as u64 * unit;
         assert_eq!(space.free_bytes(), free);
     }
@@ -119,14 +119,91 @@ fn a_reserved_allocator_never_grows_its_records() {
     assert_eq!(space.metadata_bytes(), before);
 }
 
+/// Frees a range of `len` units twice, with live ones around it, and `between` the frees.
+fn free_twice(fit: Fit, len: u64, between: impl Fn(&mut SubAllocator)) {
+    let mut space = SubAllocator::new(1 << 20, 1, fit).unwrap();
+    let _before = space.alloc(len, 1).unwrap();
+    let offset = space.alloc(len, 1).unwrap();
+    let _behind = space.alloc(len, 1).unwrap();
+    space.free(offset, len);
+    between(&mut space);
+    let before = (space.free_bytes(), space.len());
+    let twice = std::panic::AssertUnwindSafe(|| space.free(offset, len));
+    let panic = std::panic::catch_unwind(twice).unwrap_err();
+    let message = panic.downcast_ref::<std::string::String>().unwrap();
+    assert!(message.contains("free already"), "{message}");
+    assert_eq!((space.free_bytes(), space.len()), before);
+    space.check();
+}
+
 #[test]
-#[should_panic(expected = "partly free already")]
-fn freeing_the_start_of_a_hole_is_a_bug() {
-    let mut space = SubAllocator::new(1 << 20, 1, Fit::Fast).unwrap();
-    let offset = space.alloc(100, 1).unwrap();
-    let _behind = space.alloc(100, 1).unwrap();
-    space.free(offset, 100);
-    space.free(offset, 100);
+fn freeing_twice_is_a_bug_and_changes_nothing() {
+    for fit in [Fit::Fast, Fit::Tight] {
+        free_twice(fit, 100, |_| {});
+        free_twice(fit, 1000, |_| {});
+    }
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn freeing_what_was_joined_meanwhile_is_caught_with_debug_assertions() {
+    free_twice(Fit::Fast, 100, SubAllocator::coalesce);
+}
+
+/// A space full of ranges of `len` units.
+fn full_of(len: u64, count: u64, fit: Fit) -> SubAllocator {
+    let mut space = SubAllocator::new(len * count, 1, fit).unwrap();
+    (0..count).for_each(|at| assert_eq!(space.alloc(len, 1), Ok(at * len)));
+    space
+}
+
+#[test]
+fn a_short_range_that_was_freed_lately_is_handed_out_as_it_is() {
+    let mut space = full_of(5, 100, Fit::Fast);
+    for at in [61, 60, 30] {
+        space.free(at * 5, 5);
+    }
+    let again = [(); 3].map(|()| space.alloc(5, 1).unwrap() / 5);
+    assert_eq!(again, [30, 60, 61], "the newest first");
+    assert!(space.alloc(5, 1).is_err());
+    space.check();
+}
+
+#[test]
+fn what_was_freed_is_joined_before_a_request_fails() {
+    for fit in [Fit::Fast, Fit::Tight] {
+        let mut space = full_of(4, 16, fit);
+        (0..16).for_each(|at| space.free(at * 4, 4));
+        assert_eq!(space.alloc(64, 1), Ok(0));
+        space.free(0, 64);
+        let mut space = full_of(4, 16, fit);
+        for at in [3, 4, 9] {
+            space.free(at * 4, 4);
+        }
+        let error = space.alloc(9, 1).unwrap_err();
+        let SpaceError::NoSpace { free, largest, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((free, largest), (12, 8), "figures are of joined holes");
+        space.check();
+    }
+}
+
+#[test]
+fn a_well_aligned_place_is_kept_for_requests_that_need_it() {
+    let mut space = full_of(4, 1024, Fit::Fast);
+    // Unit 512 is the only one of them that is a multiple of 16.
+    for start in [512, 4, 8] {
+        space.free(start, 4);
+    }
+    let plain = [(); 2].map(|()| space.alloc(4, 1).unwrap());
+    assert_eq!(plain, [8, 4]);
+    space.free(4, 4);
+    assert_eq!(space.alloc(4, 256), Ok(512));
+    space.free(512, 4);
+    assert_eq!(space.alloc(4, 1), Ok(4));
+    assert_eq!(space.alloc(4, 1), Ok(512), "rather than fail");
+    space.check();
 }
 
 #[test]
@@ -235,7 +312,7 @@ fn every_other_unit_can_be_a_hole_and_all_of_them_be_found_again() {
     assert_eq!(space.free_bytes(), 0);
     (0..UNITS).for_each(|unit| space.free(unit, 1));
     space.check();
-    assert_eq!(sorted_holes(&space), [Span::new(0, UNITS).unwrap()]);
+    assert_eq!(sorted_holes(&mut space), [Span::new(0, UNITS).unwrap()]);
 }
 
 #[test]
@@ -272,7 +349,7 @@ fn ranges_freed_in_a_row_are_taken_again_in_a_row() {
     assert!(again.is_sorted());
     assert_eq!(again.first(), Some(&1000));
     space.check();
-    assert_eq!(sorted_holes(&space), [Span::new(10, 2).unwrap()]);
+    assert_eq!(sorted_holes(&mut space), [Span::new(10, 2).unwrap()]);
 }
 
 #[test]
