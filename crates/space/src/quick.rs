@@ -28,9 +28,7 @@ impl List {
 
     #[inline]
     fn contains(&self, start: u32) -> bool {
-        // Without a way out at the first that is equal: all are compared at once.
-        let found = |found, &other| found | (other == start);
-        self.starts.iter().fold(false, found)
+        self.starts.contains(&start)
     }
 
     #[inline]
@@ -80,6 +78,11 @@ impl<const LISTS: usize> QuickLists<LISTS> {
     #[inline]
     pub(crate) fn contains(&self, list: usize, start: u32) -> bool {
         self.0[list].contains(start)
+    }
+
+    #[inline]
+    pub(crate) fn is_full(&self, list: usize) -> bool {
+        self.0[list].count as usize == MOST
     }
 
     /// Adds a start. Returns the oldest when there is no room for it any more.

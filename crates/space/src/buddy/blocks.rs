@@ -27,12 +27,29 @@ pub(super) struct Node {
 }
 
 impl Node {
+    #[inline]
     pub(super) fn first(self) -> u64 {
         self.index << self.order
     }
 
+    #[inline]
     pub(super) fn end(self) -> u64 {
         (self.index + 1) << self.order
+    }
+
+    /// Whether its buddy lies in front of it, and not in front of `first`.
+    #[inline]
+    pub(super) fn continues_from(self, first: u64) -> bool {
+        self.index & 1 != 0 && self.buddy().first() >= first
+    }
+
+    /// The block it would be half of.
+    #[inline]
+    pub(super) fn parent(self) -> Self {
+        Self {
+            order: self.order + 1,
+            index: self.index >> 1,
+        }
     }
 
     /// The block it would be joined with.
@@ -92,17 +109,24 @@ impl Orders {
         self.mask |= 1 << node.order;
     }
 
-    /// Adds a block, joined with its buddy for as long as that is here too.
+    /// Adds the block at the end of a run that starts at `first`, joined with its buddy for as long
+    /// as that is here too, or in the run. Returns where the rest of the run ends.
     #[inline(never)]
-    pub(super) fn merge(&mut self, mut node: Node, max_order: u32) {
-        while node.order < max_order && self.contains(node.buddy()) {
-            self.remove(node.buddy());
-            node = Node {
-                order: node.order + 1,
-                index: node.index >> 1,
-            };
+    pub(super) fn merge(&mut self, mut node: Node, first: u64, max_order: u32) -> u64 {
+        let mut end = node.first();
+        while node.order < max_order {
+            let buddy = node.buddy();
+            if node.continues_from(first) {
+                end = buddy.first();
+            } else if self.contains(buddy) {
+                self.remove(buddy);
+            } else {
+                break;
+            }
+            node = node.parent();
         }
         self.insert(node);
+        end
     }
 
     #[inline]

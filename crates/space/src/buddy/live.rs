@@ -99,17 +99,29 @@ impl Live {
         }
     }
 
-    /// Takes a block off, if it is one. Returns whether it was.
+    /// Whether exactly this block is live.
     #[inline]
-    pub(super) fn take(&mut self, first: u64, count: u64) -> bool {
+    pub(super) fn holds(&self, first: u64, count: u64) -> bool {
         match self {
-            Self::Dense(words) => count != 0 && take_from(words, first, count),
-            Self::Listed(blocks) => {
-                let found = blocks.get(first) == Some(count);
-                if found {
-                    blocks.remove(first);
+            Self::Dense(words) => count != 0 && is_noted(words, first, count),
+            Self::Listed(blocks) => blocks.get(first) == Some(count),
+        }
+    }
+
+    /// Takes a live block off.
+    #[inline]
+    pub(super) fn remove(&mut self, first: u64, count: u64) {
+        match self {
+            Self::Dense(words) => {
+                let (at, bit) = place(first);
+                words[at].starts ^= 1 << bit;
+                match count.checked_sub(CHUNKS - bit) {
+                    None | Some(0) => words[at].sizes ^= 1 << (bit + count - 1),
+                    Some(rest) => words[at + 1].sizes ^= mark(rest),
                 }
-                found
+            }
+            Self::Listed(blocks) => {
+                blocks.remove(first);
             }
         }
     }
@@ -136,37 +148,25 @@ impl Live {
     }
 }
 
-/// Does what [`Live::take`] does; `count` is not 0.
+/// Does what [`Live::holds`] does; `count` is not 0.
 #[inline]
-fn take_from(words: &mut [Word], first: u64, count: u64) -> bool {
+fn is_noted(words: &[Word], first: u64, count: u64) -> bool {
     let (at, bit) = place(first);
-    let (start, word) = (1_u64 << bit, &mut words[at]);
+    let (start, word) = (1_u64 << bit, words[at]);
     let Some(rest @ 1..) = count.checked_sub(CHUNKS - bit) else {
         let last = start << (count - 1);
         let own = (last << 1).wrapping_sub(start);
-        let found = word.starts & own == start && word.sizes & own == last;
-        if found {
-            word.starts ^= start;
-            word.sizes ^= last;
-        }
-        return found;
+        return word.starts & own == start && word.sizes & own == last;
     };
-    let own = u64::MAX << bit;
     // What ends in the next word, where nothing starts before, is this block.
-    let mut found = word.starts & own == start;
+    let starts_here = word.starts & u64::MAX << bit == start;
     let next = words[at + 1];
-    if rest <= CHUNKS {
-        let own = u64::MAX >> (CHUNKS - rest);
-        let is_longer = next.sizes & 0b11 == 0b11 && next.starts & 0b11 == 0;
-        found &= next.starts & own == 0 && next.sizes & own == mark(rest) && !is_longer;
-    } else {
-        found &= next.starts == 0 && next.sizes == mark(rest);
+    if rest > CHUNKS {
+        return starts_here && next.starts == 0 && next.sizes == mark(rest);
     }
-    if found {
-        words[at].starts ^= start;
-        words[at + 1].sizes ^= mark(rest);
-    }
-    found
+    let own = u64::MAX >> (CHUNKS - rest);
+    let is_longer = next.sizes & 0b11 == 0b11 && next.starts & 0b11 == 0;
+    starts_here && next.starts & own == 0 && next.sizes & own == mark(rest) && !is_longer
 }
 
 #[cfg(test)]
@@ -210,11 +210,12 @@ mod tests {
                 let (first, real) = near.map_or((first, 1), |(&first, &count)| (first, count));
                 let count = [real, length(&mut rng)][usize::from(rng.below(4) > 0)];
                 let expected = model.get(&first) == Some(&count);
-                assert_eq!(live.take(first, count), expected, "{count} from {first}");
+                assert_eq!(live.holds(first, count), expected, "{count} from {first}");
                 if expected {
+                    live.remove(first, count);
                     model.remove(&first);
                 }
-                assert!(!live.take(first, 0));
+                assert!(!live.holds(first, 0));
             }
             assert!(live.iter().eq(model.keys().copied()));
             assert!((0..chunks).all(|chunk| live.starts(chunk) == model.contains_key(&chunk)));

@@ -74,20 +74,20 @@ impl FreeMap {
 
     /// How many blocks [`give`](Self::give) may list.
     pub(super) fn parts(&self, first: u64, count: u64) -> usize {
-        let (mut at, end, mut parts) = (first, first + count, 0);
-        while at < end {
-            at += 1 << self.order_at(at, end);
+        let (mut end, mut parts) = (first + count, 0);
+        while end > first {
+            end -= 1 << self.order_before(end, first);
             parts += 1;
         }
         parts
     }
 
-    /// The order of the largest aligned block from `at` on that ends by `end`.
+    /// The order of the largest aligned block that ends at `end` and does not start before `first`.
     #[inline]
-    fn order_at(&self, at: u64, end: u64) -> u32 {
-        (end - at)
+    fn order_before(&self, end: u64, first: u64) -> u32 {
+        (end - first)
             .ilog2()
-            .min(at.trailing_zeros())
+            .min(end.trailing_zeros())
             .min(self.max_order)
     }
 
@@ -118,52 +118,45 @@ impl FreeMap {
         if class == Class::Clear {
             self.clear_chunks += count;
         }
-        let order = count.trailing_zeros();
-        let aligned = count.is_power_of_two() && first.trailing_zeros() >= order;
-        if aligned && order < self.max_order {
-            let index = first >> order;
-            self.merge(Node { order, index }, class);
-        } else {
-            self.give_parts(first, first + count, class);
+        // From the end: what a run was cut from continues behind it.
+        let mut end = first + count;
+        while end > first {
+            let order = self.order_before(end, first);
+            let index = (end >> order) - 1;
+            end = self.merge(Node { order, index }, class, first);
         }
     }
 
-    #[inline(never)]
-    fn give_parts(&mut self, mut at: u64, end: u64, class: Class) {
-        while at < end {
-            let order = self.order_at(at, end);
-            let index = at >> order;
-            self.merge(Node { order, index }, class);
-            at += 1 << order;
-        }
-    }
-
-    /// Adds a free block, joined with its buddy for as long as that is free too.
+    /// Adds the free block at the end of a run that starts at `first`, joined with its buddy for as
+    /// long as that is free too, or in the run. Returns where the rest of the run ends.
     #[inline]
-    fn merge(&mut self, node: Node, class: Class) {
+    fn merge(&mut self, node: Node, class: Class, first: u64) -> u64 {
         let others = self.blocks.mask(Class::Mixed) | self.blocks.mask(Class::Clear);
-        let Some(dirty) = self.blocks.dense(Class::Dirty).filter(|_| others == 0) else {
-            return self.merge_classes(node, class);
-        };
-        if class != Class::Dirty {
-            return self.merge_classes(node, class);
+        let max_order = self.max_order;
+        // While nothing is known to be clear there is one class to look for.
+        if others == 0
+            && class == Class::Dirty
+            && let Some(dirty) = self.blocks.dense(class)
+        {
+            return dirty.merge(node, first, max_order);
         }
-        // Nothing is known to be clear: there is one class to look for.
-        if dirty.contains(node.buddy()) {
-            dirty.merge(node, self.max_order);
-        } else {
-            dirty.insert(node);
-        }
+        self.merge_classes(node, class, first)
     }
 
     #[inline(never)]
-    fn merge_classes(&mut self, mut node: Node, mut class: Class) {
+    fn merge_classes(&mut self, mut node: Node, given: Class, first: u64) -> u64 {
+        let (mut class, mut end) = (given, node.first());
         while node.order < self.max_order {
             let buddy = node.buddy();
-            let Some(other) = self.class_of(buddy) else {
+            let mut other = given;
+            if node.continues_from(first) {
+                end = buddy.first();
+            } else if let Some(free) = self.class_of(buddy) {
+                self.blocks.remove(free, buddy);
+                other = free;
+            } else {
                 break;
-            };
-            self.blocks.remove(other, buddy);
+            }
             if class != other {
                 for (part, class) in [(node, class), (buddy, other)] {
                     if class == Class::Clear {
@@ -172,12 +165,10 @@ impl FreeMap {
                 }
                 class = Class::Mixed;
             }
-            node = Node {
-                order: node.order + 1,
-                index: node.index >> 1,
-            };
+            node = node.parent();
         }
         self.blocks.insert(class, node);
+        end
     }
 
     #[inline]
@@ -187,7 +178,7 @@ impl FreeMap {
     }
 
     /// The free block that holds `chunk`.
-    fn covering(&self, chunk: u64) -> Option<(Class, Node)> {
+    pub(super) fn covering(&self, chunk: u64) -> Option<(Class, Node)> {
         (0..=self.max_order).find_map(|order| {
             let node = Node {
                 order,

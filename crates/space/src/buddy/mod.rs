@@ -12,8 +12,9 @@ use core::fmt;
 use vrampager_addr::Span;
 
 use crate::bitset::DENSE_LIMIT;
+use crate::quick::QuickLists;
 use crate::{Conditions, SpaceError};
-use blocks::{Blocks, Class};
+use blocks::{Blocks, Class, Node};
 use live::Live;
 use map::{End, Found, FreeMap, SLACK, Search};
 
@@ -133,6 +134,27 @@ impl BuddyRequest {
     }
 }
 
+/// Blocks of lower orders have quick lists, one for each.
+const QUICK_ORDERS: usize = 10;
+
+/// The quick list for blocks like this one. Only what a request for its size would be given when
+/// there is plenty has one: a power of two at a multiple of itself.
+#[inline]
+fn quick_list((first, count): (u64, u64)) -> Option<(usize, u32)> {
+    let order = count.trailing_zeros() as usize;
+    let is_natural = count.is_power_of_two() && first & (count - 1) == 0;
+    let start = u32::try_from(first).ok()?;
+    (is_natural && order < QUICK_ORDERS).then_some((order, start))
+}
+
+/// The block that is on a quick list.
+fn quick_node((order, start): (usize, u32)) -> Node {
+    Node {
+        order: u32::try_from(order).expect("a few orders"),
+        index: u64::from(start) >> order,
+    }
+}
+
 /// A validated request, in chunks.
 struct Plan {
     count: u64,
@@ -197,18 +219,23 @@ fn natural_order(count: u64) -> u32 {
 /// A buddy allocator over `[0, size)`.
 ///
 /// Sizes that are not a power of two are covered by one root per set bit. Free buddies always
-/// merge, whatever they hold: which parts of a merged block are cleared is kept beside it.
+/// merge, whatever they hold: which parts of a merged block are cleared is kept beside it. The up to
+/// seven dirty blocks of each of the lowest ten orders that were freed last have that still before
+/// them: a request for one such block without conditions gets it as it is, and before any other
+/// request looks further than for a free block of its order, they are merged.
 ///
 /// Up to 2^28 chunks, a terabyte of pages, records are bitmaps of a fixed size. Larger spaces list
 /// their blocks, so that host memory is held for what a live block may be made of when it is freed:
 /// up to 8 KiB for each, see [`metadata_bytes`](Self::metadata_bytes).
 ///
 /// # Invariants
-/// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`.
+/// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`. A block on a quick
+/// list is still recorded as live.
 #[derive(Clone)]
 pub struct Buddy {
     map: FreeMap,
     live: Live,
+    quick: QuickLists<QUICK_ORDERS>,
     /// Blocks that may be listed, in a space that lists them, when all that is live is freed.
     held: usize,
     chunks: u64,
@@ -242,6 +269,7 @@ impl Buddy {
         Ok(Self {
             map: FreeMap::new(chunks, Blocks::with_bitmaps(chunks)?)?,
             live: Live::with_bits(chunks)?,
+            quick: QuickLists::new(),
             held: 0,
             chunks,
             shift,
@@ -253,6 +281,7 @@ impl Buddy {
         Ok(Self {
             map: FreeMap::new(chunks, Blocks::with_lists())?,
             live: Live::with_list(),
+            quick: QuickLists::new(),
             held: 0,
             chunks,
             shift,
@@ -274,7 +303,8 @@ impl Buddy {
     /// Bytes not handed out.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        self.map.free_chunks() << self.shift
+        let quick = self.quick.iter().map(|(order, _)| 1 << order);
+        (self.map.free_chunks() + quick.sum::<u64>()) << self.shift
     }
 
     /// Free bytes known to be zero.
@@ -286,7 +316,34 @@ impl Buddy {
     /// Bytes in the largest free block. A run across blocks may be longer.
     #[must_use]
     pub fn largest_free(&self) -> u64 {
-        self.map.largest() << self.shift
+        let merged = self.quick.iter().map(|block| self.merged(block));
+        merged.fold(self.map.largest(), u64::max) << self.shift
+    }
+
+    /// How many chunks the block has that a block on a quick list will be part of.
+    fn merged(&self, block: (usize, u32)) -> u64 {
+        let mut node = quick_node(block);
+        while node.order < self.max_order() && self.is_free(node.buddy()) {
+            node = node.parent();
+        }
+        1 << node.order
+    }
+
+    /// Whether every chunk of a block is free.
+    fn is_free(&self, block: Node) -> bool {
+        let (mut at, end) = (block.first(), block.end());
+        if end > self.chunks {
+            return false;
+        }
+        while at < end {
+            let mut quick = self.quick.iter().map(quick_node);
+            let joined = self.map.covering(at).map(|(_, node)| node);
+            let Some(node) = joined.or_else(|| quick.find(|node| node.first() == at)) else {
+                return false;
+            };
+            at = node.end();
+        }
+        true
     }
 
     /// Bytes of host memory held for records. They are fixed in spaces of up to 2^28 chunks, at
@@ -312,12 +369,16 @@ impl Buddy {
     /// [`SpaceError::OutOfRange`] when `within` leaves the space;
     /// [`SpaceError::MetadataExhausted`].
     pub fn alloc(&mut self, request: &BuddyRequest) -> Result<Vec<Block>, SpaceError> {
-        let plan = self.plan(request)?;
         let mut blocks = Vec::new();
+        blocks
+            .try_reserve_exact(1)
+            .map_err(|_| SpaceError::MetadataExhausted)?;
+        if let Some(block) = self.alloc_quick(request) {
+            blocks.push(block);
+            return Ok(blocks);
+        }
+        let plan = self.plan(request)?;
         if plan.contiguous || plan.exact().is_some() {
-            blocks
-                .try_reserve_exact(1)
-                .map_err(|_| SpaceError::MetadataExhausted)?;
             blocks.push(self.alloc_run(&plan)?);
             return Ok(blocks);
         }
@@ -344,14 +405,17 @@ impl Buddy {
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_one(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
-        match self.alloc_plain(request) {
+        match self.alloc_quick(request) {
             Some(block) => Ok(block),
-            None => self.alloc_planned(request),
+            None => self.alloc_merged(request),
         }
     }
 
     #[inline(never)]
-    fn alloc_planned(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
+    fn alloc_merged(&mut self, request: &BuddyRequest) -> Result<Block, SpaceError> {
+        if let Some(block) = self.alloc_plain(request) {
+            return Ok(block);
+        }
         let plan = self.plan(&request.contiguous())?;
         self.alloc_run(&plan)
     }
@@ -363,8 +427,45 @@ impl Buddy {
     /// not of this space. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, block: Block, content: Content) {
-        let (first, count) = self.end_life(block);
-        self.map.give(first, count, class(content));
+        let list = self.live_chunks(block).and_then(quick_list);
+        match list {
+            Some((list, start)) if content == Content::Dirty && !self.quick.is_full(list) => {
+                self.quick.push(list, start);
+            }
+            _ => self.free_merging(block, content),
+        }
+    }
+
+    #[inline(never)]
+    fn free_merging(&mut self, block: Block, content: Content) {
+        let (first, count) = self.expect_live(block);
+        match quick_list((first, count)) {
+            Some((list, start)) if content == Content::Dirty => {
+                if let Some(oldest) = self.quick.push(list, start) {
+                    self.merge(u64::from(oldest), count);
+                }
+            }
+            _ => {
+                self.bury(first, count);
+                self.map.give(first, count, class(content));
+            }
+        }
+    }
+
+    /// Merges a block, which holds anything, with its free buddies.
+    fn merge(&mut self, first: u64, count: u64) {
+        self.bury(first, count);
+        self.map.give(first, count, Class::Dirty);
+    }
+
+    /// Merges all blocks that wait for it. Returns whether there were any.
+    fn coalesce(&mut self) -> bool {
+        let mut any = false;
+        while let Some((order, start)) = self.quick.pop_any() {
+            self.merge(u64::from(start), 1 << order);
+            any = true;
+        }
+        any
     }
 
     /// Shrinks a live block to `keep`; the rest is free again and holds `content`.
@@ -411,6 +512,7 @@ impl Buddy {
 
     /// Declares the content of all free space, as after a suspend that lost it.
     pub fn reset(&mut self, content: Content) {
+        self.coalesce();
         self.map.reset(class(content));
     }
 
@@ -426,24 +528,49 @@ impl Buddy {
                 "a live block starts in a free one"
             );
         }
+        for (order, start) in self.quick.iter() {
+            let (first, count) = (u64::from(start), 1 << order);
+            assert!(
+                self.live.holds(first, count),
+                "a block is on a list and not recorded"
+            );
+            assert_eq!(quick_list((first, count)), Some((order, start)));
+        }
+    }
+
+    /// The chunks of a block, if it is live.
+    #[inline]
+    fn live_chunks(&self, block: Block) -> Option<(u64, u64)> {
+        let chunks = (block.offset >> self.shift, block.size >> self.shift);
+        let (first, count) = chunks;
+        let is_whole = (block.offset | block.size) & (self.chunk() - 1) == 0;
+        let is_inside = first < self.chunks && count <= self.chunks - first;
+        let is_waiting = |(list, start)| self.quick.contains(list, start);
+        let is_live = is_whole
+            && is_inside
+            && self.live.holds(first, count)
+            && !quick_list(chunks).is_some_and(is_waiting);
+        is_live.then_some(chunks)
+    }
+
+    fn expect_live(&self, block: Block) -> (u64, u64) {
+        self.live_chunks(block)
+            .unwrap_or_else(|| panic!("block {:#x}+{:#x} is not live", block.offset, block.size))
     }
 
     /// Takes a block off the record of live ones. Returns its chunks.
-    #[inline]
     fn end_life(&mut self, block: Block) -> (u64, u64) {
-        let (first, count) = (block.offset >> self.shift, block.size >> self.shift);
-        let whole = (block.offset | block.size) & (self.chunk() - 1) == 0;
-        let inside = first < self.chunks && count <= self.chunks - first;
-        assert!(
-            whole && inside && self.live.take(first, count),
-            "block {:#x}+{:#x} is not live",
-            block.offset,
-            block.size
-        );
+        let (first, count) = self.expect_live(block);
+        self.bury(first, count);
+        (first, count)
+    }
+
+    #[inline]
+    fn bury(&mut self, first: u64, count: u64) {
+        self.live.remove(first, count);
         if self.map.is_listed() {
             self.held -= self.map.parts(first, count);
         }
-        (first, count)
     }
 
     #[inline]
@@ -461,21 +588,41 @@ impl Buddy {
         self.live.reserve()
     }
 
-    /// Serves a request without conditions from space that is not known to be clear. Not finding
-    /// a block that way says nothing: the general path looks further.
+    /// How many chunks a request without conditions asks for, whatever they hold.
     #[inline]
-    fn alloc_plain(&mut self, request: &BuddyRequest) -> Option<Block> {
+    fn plain(&self, request: &BuddyRequest) -> Option<u64> {
         let plain = request.min_block.is_none()
             && request.align == 1
             && request.within.is_none()
             && request.end == End::Low
             && request.content == Content::Dirty;
         let count = request.size >> self.shift;
-        if !plain || count == 0 || count << self.shift != request.size {
-            return None;
-        }
+        (plain && count << self.shift == request.size).then_some(count)
+    }
+
+    /// Serves a request with a block that was freed lately.
+    #[inline]
+    fn alloc_quick(&mut self, request: &BuddyRequest) -> Option<Block> {
+        let count = self.plain(request)?;
+        let order = count.trailing_zeros() as usize;
+        let first = count
+            .is_power_of_two()
+            .then(|| self.quick.pop(order))
+            .flatten()?;
+        Some(Block {
+            offset: u64::from(first) << self.shift,
+            size: request.size,
+            content: Content::Dirty,
+        })
+    }
+
+    /// Serves a request without conditions from space that is not known to be clear. Not finding
+    /// a block that way says nothing: the general path looks further.
+    #[inline]
+    fn alloc_plain(&mut self, request: &BuddyRequest) -> Option<Block> {
+        let count = self.plain(request)?;
         let order = natural_order(count);
-        if order > self.max_order() {
+        if count == 0 || order > self.max_order() {
             return None;
         }
         let first = self.map.take_dirty(order, count)?;
@@ -608,6 +755,7 @@ impl Buddy {
 
     fn alloc_run(&mut self, plan: &Plan) -> Result<Block, SpaceError> {
         self.prepare(0)?;
+        self.coalesce();
         if let Some(first) = plan.exact() {
             if !self.map.is_free(first, first + plan.count) {
                 return Err(self.no_space(plan));
@@ -636,6 +784,7 @@ impl Buddy {
         blocks: &mut Vec<Block>,
         clear_parts: &mut Vec<(u64, u64)>,
     ) -> Result<bool, SpaceError> {
+        self.coalesce();
         if plan.padded > self.map.free_chunks() {
             return Ok(false);
         }
@@ -674,6 +823,7 @@ impl fmt::Debug for Buddy {
             .field("chunk", &self.chunk())
             .field("free_bytes", &self.free_bytes())
             .field("cleared_bytes", &self.cleared_bytes())
+            .field("waiting_blocks", &self.quick.len())
             .field("free_blocks", &&self.map.counts()[..orders])
             .finish()
     }

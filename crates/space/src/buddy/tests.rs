@@ -582,3 +582,87 @@ fn spaced_small_blocks_take_no_longer_for_being_many() {
         assert_subquadratic(smallest, |count| make(count).unwrap(), fill_and_empty);
     }
 }
+
+/// A space full of blocks of one page.
+fn full(count: u64) -> (Buddy, Vec<Block>) {
+    let mut mm = Buddy::new(count * PAGE, PAGE).unwrap();
+    let blocks = (0..count).map(|_| mm.alloc_one(&pages(1)).unwrap());
+    let blocks = blocks.collect();
+    (mm, blocks)
+}
+
+#[test]
+fn a_block_that_was_freed_lately_is_handed_out_first() {
+    let (mut mm, blocks) = full(64);
+    for at in [40, 3, 20] {
+        mm.free(blocks[at], Content::Dirty);
+    }
+    assert_eq!(mm.alloc_one(&pages(1)), Ok(blocks[20]));
+    assert_eq!(mm.alloc(&pages(1)), Ok(vec![blocks[3]]));
+    assert_eq!(mm.alloc_one(&pages(1)), Ok(blocks[40]));
+    assert_eq!(mm.free_bytes(), 0);
+    mm.check();
+}
+
+#[test]
+fn blocks_that_wait_are_merged_before_any_but_a_plain_request() {
+    let four = BuddyRequest::new(4 * PAGE);
+    let one = BuddyRequest::new(PAGE);
+    let requests = [
+        (four, 8),
+        (four.contiguous(), 8),
+        (four.align(2 * PAGE), 8),
+        (four.min_block(4 * PAGE), 8),
+        (four.within(Span::new(8 * PAGE, 4 * PAGE).unwrap()), 8),
+        (one.top_down(), 11),
+        (one.prefer(Content::Cleared), 8),
+    ];
+    for (request, expected) in requests {
+        let (mut mm, blocks) = full(16);
+        // The highest is not the one that was freed last.
+        for at in [9, 11, 10, 8] {
+            mm.free(blocks[at], Content::Dirty);
+        }
+        assert_eq!((mm.free_bytes(), mm.largest_free()), (4 * PAGE, 4 * PAGE));
+        let found = mm.alloc(&request).unwrap();
+        assert_eq!((found.len(), found[0].offset), (1, expected * PAGE));
+        mm.check();
+    }
+}
+
+#[test]
+fn a_block_that_waits_to_be_merged_is_not_live() {
+    let uses: [fn(&mut Buddy, Block); 3] = [
+        |mm, block| mm.free(block, Content::Dirty),
+        |mm, block| mm.free(block, Content::Cleared),
+        |mm, block| {
+            mm.trim(block, block.span(), Content::Dirty).unwrap();
+        },
+    ];
+    for wrong in uses {
+        let (mut mm, blocks) = full(16);
+        mm.free(blocks[5], Content::Dirty);
+        let again = std::panic::AssertUnwindSafe(|| wrong(&mut mm, blocks[5]));
+        assert!(std::panic::catch_unwind(again).is_err());
+        assert_eq!(mm.free_bytes(), PAGE);
+        mm.check();
+        assert_eq!(mm.alloc_one(&pages(1)), Ok(blocks[5]));
+    }
+}
+
+#[test]
+fn a_list_that_is_full_gives_its_oldest_block_to_be_merged() {
+    let (mut mm, blocks) = full(64);
+    for &block in &blocks[..32] {
+        mm.free(block, Content::Dirty);
+    }
+    assert_eq!(mm.quick.len(), 7);
+    assert_eq!(mm.largest_free(), 32 * PAGE);
+    mm.check();
+    let four = mm.alloc_one(&pages(4)).unwrap();
+    assert_eq!(four.offset, 16 * PAGE, "from what has been merged");
+    for page in (25..32).rev() {
+        assert_eq!(mm.alloc_one(&pages(1)), Ok(blocks[page]));
+    }
+    mm.check();
+}
