@@ -9,7 +9,7 @@ use cells::{COLORS, GAPS, RULES, UNITS};
 use libfuzzer_sys::fuzz_target;
 use vrampager_addr::Span;
 use vrampager_space::{
-    Block, Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
+    Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
     SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
 };
 
@@ -270,7 +270,7 @@ fn buddy(source: &mut Source) {
     let chunks = 1 + source.below(300);
     let mut space = Buddy::new(chunks * PAGE, PAGE).unwrap();
     let mut table = Table::new(chunks);
-    let mut live: Vec<Block> = Vec::new();
+    let mut live: Vec<Span> = Vec::new();
     while !source.is_used_up() {
         let bits = source.byte();
         let content = if bits & 1 == 0 {
@@ -283,16 +283,17 @@ fn buddy(source: &mut Source) {
         } else if bits & 0x82 == 0x80 && !live.is_empty() {
             let at = source.below(live.len() as u64) as usize;
             let block = live[at];
-            let from = source.below(block.size / PAGE);
-            let keep = 1 + source.below(block.size / PAGE - from);
-            let keep = Span::new(block.offset + from * PAGE, keep * PAGE).unwrap();
-            live[at] = space.trim(block, keep, content).unwrap();
-            table.set(block.offset / PAGE, block.size / PAGE, false);
+            let from = source.below(block.len() / PAGE);
+            let keep = 1 + source.below(block.len() / PAGE - from);
+            let keep = Span::new(block.start() + from * PAGE, keep * PAGE).unwrap();
+            space.trim(block, keep, content).unwrap();
+            live[at] = keep;
+            table.set(block.start() / PAGE, block.len() / PAGE, false);
             table.set(keep.start() / PAGE, keep.len() / PAGE, true);
         } else if bits & 2 == 0 && !live.is_empty() {
             let block = live.swap_remove(source.below(live.len() as u64) as usize);
             space.free(block, content);
-            table.set(block.offset / PAGE, block.size / PAGE, false);
+            table.set(block.start() / PAGE, block.len() / PAGE, false);
         } else {
             let mut request = BuddyRequest::new(source.below(40) * PAGE).prefer(content);
             if bits & 4 != 0 {
@@ -314,7 +315,7 @@ fn buddy(source: &mut Source) {
                 Ok(blocks) => {
                     for block in blocks {
                         table.set(block.offset / PAGE, block.size / PAGE, true);
-                        live.push(block);
+                        live.push(block.span());
                     }
                 }
                 Err(_) => assert_eq!((space.free_bytes(), space.cleared_bytes()), free),

@@ -3,7 +3,6 @@
 //! Core knows a domain only through [`ResourceManager`]; which allocator stands behind it is the
 //! domain's own business.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use vrampager_addr::{PAGE_SIZE, Span};
@@ -68,63 +67,37 @@ pub trait ResourceManager: Send + Debug {
     fn check(&self);
 }
 
-/// A buddy space that remembers its live blocks by offset, so that spans are all its users keep.
+/// Pages by the block. Nothing is known to be clear.
 #[derive(Debug)]
-pub(crate) struct Blocks {
-    buddy: Buddy,
-    live: BTreeMap<u64, Block>,
-}
+pub(crate) struct Blocks(Buddy);
 
 impl Blocks {
     /// Pages of `[0, size)`.
     pub(crate) fn new(size: u64) -> Self {
-        let buddy = Buddy::new(size, PAGE_SIZE).expect("a page-aligned size of at least one page");
-        Self {
-            buddy,
-            live: BTreeMap::new(),
-        }
+        Self(Buddy::new(size, PAGE_SIZE).expect("a page-aligned size of at least one page"))
     }
 
     pub(crate) fn carve(&mut self, request: &BuddyRequest) -> Option<Vec<Span>> {
-        let blocks = self.buddy.alloc(request).ok()?;
-        let span = |block: &Block| Span::new(block.offset, block.size).expect("inside the space");
-        let spans = blocks.iter().map(span).collect();
-        self.live
-            .extend(blocks.into_iter().map(|block| (block.offset, block)));
-        Some(spans)
+        let blocks = self.0.alloc(request).ok()?;
+        Some(blocks.iter().map(Block::span).collect())
     }
 
     pub(crate) fn free(&mut self, spans: &[Span]) {
-        for span in spans {
-            let block = self
-                .live
-                .remove(&span.start())
-                .expect("a freed extent is live");
-            assert_eq!(
-                block.size,
-                span.len(),
-                "an extent is freed as it was carved"
-            );
-            self.buddy.free(block, Content::Dirty);
+        for &span in spans {
+            self.0.free(span, Content::Dirty);
         }
     }
 
     pub(crate) fn space(&self) -> Space {
         Space {
-            size: self.buddy.size(),
-            free: self.buddy.free_bytes(),
-            largest: self.buddy.largest_free(),
+            size: self.0.size(),
+            free: self.0.free_bytes(),
+            largest: self.0.largest_free(),
         }
     }
 
     pub(crate) fn check(&self) {
-        self.buddy.check();
-        let live: u64 = self.live.values().map(|block| block.size).sum();
-        assert_eq!(
-            live + self.buddy.free_bytes(),
-            self.buddy.size(),
-            "blocks tile their space"
-        );
+        self.0.check();
     }
 }
 

@@ -126,7 +126,7 @@ impl Soaked for Pages {
     fn step(&mut self, rng: &mut Rng) {
         let content = [Content::Dirty, Content::Cleared][usize::from(rng.below(2) == 0)];
         if let Some(block) = leaving(&mut self.1, rng) {
-            self.0.free(block, content);
+            self.0.free(block.span(), content);
         }
         let request = match rng.below(10) {
             0 => BuddyRequest::new(1 + rng.below(1000)).contiguous(),

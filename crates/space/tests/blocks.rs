@@ -27,7 +27,7 @@ fn total(blocks: &[Block]) -> u64 {
 
 fn give(mm: &mut Buddy, blocks: impl IntoIterator<Item = Block>, content: Content) {
     for block in blocks {
-        mm.free(block, content);
+        mm.free(block.span(), content);
     }
 }
 
@@ -73,7 +73,7 @@ fn freeing_in_increasing_order_rebuilds_each_order_in_turn() {
     }
     give(&mut mm, last, Content::Dirty);
     for (order, block) in blocks.into_iter().enumerate() {
-        mm.free(block, Content::Dirty);
+        mm.free(block.span(), Content::Dirty);
         let again = mm.alloc(&pages(2 << order)).unwrap();
         assert_eq!(
             again.len(),
@@ -411,7 +411,7 @@ fn mixed_alignments_leave_a_consistent_space() {
             Err(_) => {
                 for _ in 0..live.len() / 2 {
                     let index = usize::try_from(rng.below(live.len() as u64)).unwrap();
-                    mm.free(live.swap_remove(index), Content::Dirty);
+                    mm.free(live.swap_remove(index).span(), Content::Dirty);
                 }
             }
         }
@@ -423,38 +423,22 @@ fn mixed_alignments_leave_a_consistent_space() {
 fn a_trimmed_block_gives_back_the_rest_and_nothing_else() {
     let mut mm = Buddy::new(MIB, PAGE).unwrap();
     let block = mm.alloc_one(&pages(64)).unwrap();
-    assert!(
-        mm.trim(block, span(block.offset, 65 * PAGE), Content::Dirty)
-            .is_err()
-    );
-    assert!(
-        mm.trim(block, span(block.offset, 0), Content::Dirty)
-            .is_err()
-    );
-    assert!(
-        mm.trim(block, span(block.offset + 1, PAGE), Content::Dirty)
-            .is_err()
-    );
+    let (block, at) = (block.span(), block.offset);
+    for wrong in [span(at, 65 * PAGE), span(at, 0), span(at + 1, PAGE)] {
+        assert!(mm.trim(block, wrong, Content::Dirty).is_err());
+    }
     assert_eq!(
         mm.free_bytes(),
         MIB - 64 * PAGE,
         "a refused trim changes nothing"
     );
-    assert_eq!(
-        mm.trim(block, block.span(), Content::Dirty),
-        Ok(block),
-        "all of it is a no-op"
-    );
-    let kept = mm
-        .trim(
-            block,
-            span(block.offset + 3 * PAGE, 5 * PAGE),
-            Content::Dirty,
-        )
-        .unwrap();
+    mm.trim(block, block, Content::Dirty).unwrap();
+    assert_eq!(mm.free_bytes(), MIB - 64 * PAGE, "keeping all is a no-op");
+    let keep = span(at + 3 * PAGE, 5 * PAGE);
+    mm.trim(block, keep, Content::Dirty).unwrap();
     assert_eq!(mm.free_bytes(), MIB - 5 * PAGE);
     mm.check();
-    mm.free(kept, Content::Dirty);
+    mm.free(keep, Content::Dirty);
     assert_eq!(mm.largest_free(), MIB);
 }
 

@@ -281,7 +281,7 @@ impl<const TIGHT: bool> Subject for Sub<TIGHT> {
 /// A buddy allocator of `CHUNKS` pages, which lists its blocks if there are very many.
 struct Blocks<const CHUNKS: u64> {
     space: Buddy,
-    live: Vec<Block>,
+    live: Vec<Span>,
 }
 
 const PAGE: u64 = 4096;
@@ -342,15 +342,16 @@ impl<const CHUNKS: u64> Subject for Blocks<CHUNKS> {
             11 if !self.live.is_empty() => {
                 let at = pick(&mut rng, &self.live);
                 let block = self.live[at];
-                let from = rng.below(block.size / PAGE);
-                let keep = 1 + rng.below(block.size / PAGE - from);
-                let keep = Span::new(block.offset + from * PAGE, keep * PAGE).unwrap();
-                self.live[at] = self.space.trim(block, keep, content)?;
+                let from = rng.below(block.len() / PAGE);
+                let keep = 1 + rng.below(block.len() / PAGE - from);
+                let keep = Span::new(block.start() + from * PAGE, keep * PAGE).unwrap();
+                self.space.trim(block, keep, content)?;
+                self.live[at] = keep;
                 Ok(Vec::new())
             }
             _ => {
                 let blocks = self.space.alloc(&Self::request(&mut rng))?;
-                self.live.extend_from_slice(&blocks);
+                self.live.extend(blocks.iter().map(Block::span));
                 Ok(blocks)
             }
         }
@@ -555,7 +556,7 @@ fn listed_blocks_that_merge_with_nothing_are_freed_without_memory() {
     for part in [0, 1] {
         let contents = [Content::Dirty, Content::Cleared].into_iter().cycle();
         for (&run, content) in runs.iter().skip(part).step_by(2).zip(contents) {
-            let ((), asked) = metered(0, || space.free(run, content));
+            let ((), asked) = metered(0, || space.free(run.span(), content));
             assert_eq!(asked, 0);
         }
         space.check();

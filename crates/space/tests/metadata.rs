@@ -175,7 +175,7 @@ fn a_buddy_costs_a_fixed_11_bits_per_chunk() {
             Ok(block) => live.push(block),
             Err(_) => {
                 for block in live.drain(..).step_by(2) {
-                    mm.free(block, Content::Cleared);
+                    mm.free(block.span(), Content::Cleared);
                 }
             }
         }

@@ -381,7 +381,7 @@ proptest! {
             let content = if clear { Content::Cleared } else { Content::Dirty };
             if pick % 3 == 0 && !live.is_empty() {
                 let block = live.swap_remove(pick % live.len());
-                space.free(block, content);
+                space.free(block.span(), content);
                 cells.set(block.span(), None);
             } else {
                 let free = space.free_bytes();

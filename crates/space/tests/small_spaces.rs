@@ -301,7 +301,7 @@ impl Chunks {
 
     fn free(&mut self, at: usize, content: Content) {
         let block = self.live.remove(at);
-        self.space.free(block, content);
+        self.space.free(block.span(), content);
         for cell in Self::cells(&block) {
             self.free[cell] = true;
             self.clear[cell] = content == Content::Cleared;

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use vrampager_addr::Span;
 use vrampager_space::{
-    Block, Buddy, BuddyRequest, Content, Fit, Mode, RangeAllocator, RangeRequest, SubAllocator,
+    Buddy, BuddyRequest, Content, Fit, Mode, RangeAllocator, RangeRequest, SubAllocator,
 };
 
 use crate::traces::{Op, TOP, Trace};
@@ -126,20 +126,22 @@ pub(crate) struct OurBuddy(Buddy);
 
 impl Peer for OurBuddy {
     const NAME: &'static str = "vrampager buddy";
-    type Live = Block;
+    type Live = NonZeroU32;
     fn new(trace: &Trace) -> Self {
         Self(Buddy::new(trace.pages * PAGE, PAGE).expect("valid"))
     }
     #[inline]
-    fn alloc(&mut self, op: Op) -> Option<Block> {
-        self.0.alloc_one(&BuddyRequest::new(bytes(op.pages))).ok()
+    fn alloc(&mut self, op: Op) -> Option<NonZeroU32> {
+        let block = self.0.alloc_one(&BuddyRequest::new(bytes(op.pages))).ok()?;
+        NonZeroU32::new((block.offset / PAGE) as u32 + 1)
     }
     #[inline]
-    fn free(&mut self, live: Block, _: u32) {
-        self.0.free(live, Content::Dirty);
+    fn free(&mut self, live: NonZeroU32, pages: u32) {
+        let block = Span::new(bytes(live.get() - 1), bytes(pages)).expect("small");
+        self.0.free(block, Content::Dirty);
     }
-    fn start(live: &Block) -> u64 {
-        live.offset / PAGE
+    fn start(live: &NonZeroU32) -> u64 {
+        u64::from(live.get() - 1)
     }
 }
 
@@ -172,22 +174,23 @@ pub(crate) struct BuddySystem(buddy_system_allocator::FrameAllocator<33>);
 
 impl Peer for BuddySystem {
     const NAME: &'static str = "buddy_system_allocator";
-    type Live = usize;
+    type Live = NonZeroU32;
     fn new(trace: &Trace) -> Self {
         let mut frames = buddy_system_allocator::FrameAllocator::new();
         frames.add_frame(0, trace.pages as usize);
         Self(frames)
     }
     #[inline]
-    fn alloc(&mut self, op: Op) -> Option<usize> {
-        self.0.alloc(op.pages as usize)
+    fn alloc(&mut self, op: Op) -> Option<NonZeroU32> {
+        let page = self.0.alloc(op.pages as usize)?;
+        NonZeroU32::new(page as u32 + 1)
     }
     #[inline]
-    fn free(&mut self, live: usize, pages: u32) {
-        self.0.dealloc(live, pages as usize);
+    fn free(&mut self, live: NonZeroU32, pages: u32) {
+        self.0.dealloc(live.get() as usize - 1, pages as usize);
     }
-    fn start(live: &usize) -> u64 {
-        *live as u64
+    fn start(live: &NonZeroU32) -> u64 {
+        u64::from(live.get() - 1)
     }
 }
 

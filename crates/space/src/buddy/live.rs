@@ -126,18 +126,19 @@ impl Live {
         }
     }
 
-    /// First chunks of all blocks.
-    pub(super) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+    /// First chunk and length of all blocks.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let (words, blocks) = match self {
             Self::Dense(words) => (words.as_slice(), None),
             Self::Listed(blocks) => ([].as_slice(), Some(blocks)),
         };
         let bits = (0..).zip(words).flat_map(|(at, word)| {
             let is_set = move |bit: &u64| word.starts >> bit & 1 != 0;
-            (0..64).filter(is_set).map(move |bit| at << 6 | bit)
+            let first = (0..64).filter(is_set).map(move |bit| at << 6 | bit);
+            first.map(|first| (first, noted_length(words, first)))
         });
         let listed = blocks.into_iter().flat_map(OrderedMap::iter);
-        bits.chain(listed.map(|(first, _)| first))
+        bits.chain(listed)
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -146,6 +147,24 @@ impl Live {
             Self::Listed(blocks) => blocks.bytes(),
         }
     }
+}
+
+/// How long the block that starts at `first` is.
+fn noted_length(words: &[Word], first: u64) -> u64 {
+    let (at, bit) = place(first);
+    let (word, next) = (words[at], words[at + 1]);
+    let own = word.sizes >> bit;
+    let others = word.starts >> bit & !1;
+    if own != 0 && (others == 0 || own.trailing_zeros() < others.trailing_zeros()) {
+        return u64::from(own.trailing_zeros()) + 1;
+    }
+    let is_long = next.sizes & 0b11 == 0b11 && next.starts & 0b11 == 0;
+    let rest = if is_long {
+        next.sizes >> 2
+    } else {
+        u64::from(next.sizes.trailing_zeros()) + 1
+    };
+    CHUNKS - bit + rest
 }
 
 /// Does what [`Live::holds`] does; `count` is not 0.
@@ -217,7 +236,7 @@ mod tests {
                 }
                 assert!(!live.holds(first, 0));
             }
-            assert!(live.iter().eq(model.keys().copied()));
+            assert!(live.iter().eq(model.clone()));
             assert!((0..chunks).all(|chunk| live.starts(chunk) == model.contains_key(&chunk)));
         }
     }

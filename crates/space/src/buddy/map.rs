@@ -327,13 +327,16 @@ impl FreeMap {
         Some(target.first())
     }
 
+    /// Every free block, in no order.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
+        let classes = FREE.into_iter();
+        classes.flat_map(|class| self.blocks.members(class))
+    }
+
     /// How many free blocks there are of each order.
     pub(super) fn counts(&self) -> [u64; 64] {
         let mut counts = [0; 64];
-        for node in FREE
-            .into_iter()
-            .flat_map(|class| self.blocks.members(class))
-        {
+        for node in self.nodes() {
             counts[node.order as usize] += 1;
         }
         counts
@@ -568,7 +571,7 @@ impl FreeMap {
     ///
     /// # Panics
     /// When one does not hold.
-    pub(super) fn check(&self, chunks: u64) {
+    pub(super) fn check(&self) {
         let of_class = |class| self.blocks.members(class).map(move |node| (class, node));
         let mut blocks: Vec<_> = FREE.into_iter().flat_map(of_class).collect();
         blocks.sort_unstable_by_key(|&(_, node)| node.first());
@@ -591,7 +594,6 @@ impl FreeMap {
                 "pieces disagree with the class of their block"
             );
         }
-        assert!(at <= chunks, "a free block reaches past the end");
         let total =
             |of: &mut dyn Iterator<Item = Node>| of.map(|node| 1 << node.order).sum::<u64>();
         assert_eq!(

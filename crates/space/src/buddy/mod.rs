@@ -27,8 +27,8 @@ pub enum Content {
     Cleared,
 }
 
-/// Space handed out by a [`Buddy`]. A copy of the record is not a second block: free it once, and
-/// as it is after the last [trim](Buddy::trim).
+/// Space handed out by a [`Buddy`], which knows it by its span: free it once, and as it is after the
+/// last [trim](Buddy::trim).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Block {
@@ -389,7 +389,7 @@ impl Buddy {
         }
         clear_parts.sort_unstable();
         for block in blocks {
-            let taken = self.end_life(block);
+            let taken = self.end_life(block.span());
             self.map
                 .give_back(taken, class(block.content), &clear_parts);
         }
@@ -420,13 +420,13 @@ impl Buddy {
         self.alloc_run(&plan)
     }
 
-    /// Gives a live block back, with what it holds.
+    /// Gives the live block at a span back, with what it holds.
     ///
     /// # Panics
-    /// When `block` is not live: it was freed before, is a copy from before it was trimmed, or is
-    /// not of this space. Nothing has changed then.
+    /// When `block` is not exactly the span of a live one: it was freed before, is from before it
+    /// was trimmed, or is not of this space. Nothing has changed then.
     #[inline]
-    pub fn free(&mut self, block: Block, content: Content) {
+    pub fn free(&mut self, block: Span, content: Content) {
         let list = self.live_chunks(block).and_then(quick_list);
         match list {
             Some((list, start)) if content == Content::Dirty && !self.quick.is_full(list) => {
@@ -437,7 +437,7 @@ impl Buddy {
     }
 
     #[inline(never)]
-    fn free_merging(&mut self, block: Block, content: Content) {
+    fn free_merging(&mut self, block: Span, content: Content) {
         let (first, count) = self.expect_live(block);
         match quick_list((first, count)) {
             Some((list, start)) if content == Content::Dirty => {
@@ -468,7 +468,7 @@ impl Buddy {
         any
     }
 
-    /// Shrinks a live block to `keep`; the rest is free again and holds `content`.
+    /// Shrinks the live block at a span to `keep`; the rest is free again and holds `content`.
     ///
     /// # Errors
     /// [`SpaceError::Invalid`] when `keep` is empty, not made of chunks or not inside the block,
@@ -476,21 +476,16 @@ impl Buddy {
     ///
     /// # Panics
     /// As [`free`](Self::free).
-    pub fn trim(
-        &mut self,
-        block: Block,
-        keep: Span,
-        content: Content,
-    ) -> Result<Block, SpaceError> {
+    pub fn trim(&mut self, block: Span, keep: Span, content: Content) -> Result<(), SpaceError> {
         let mask = self.chunk() - 1;
         let invalid = |value| {
             let argument = "keep";
             Err(SpaceError::Invalid { argument, value })
         };
-        if keep.start() & mask != 0 || !block.span().contains(keep.start()) {
+        if keep.start() & mask != 0 || !block.contains(keep.start()) {
             return invalid(keep.start());
         }
-        if keep.is_empty() || keep.len() & mask != 0 || !block.span().covers(keep) {
+        if keep.is_empty() || keep.len() & mask != 0 || !block.covers(keep) {
             return invalid(keep.len());
         }
         let (start, end) = (keep.start() >> self.shift, keep.end() >> self.shift);
@@ -503,11 +498,7 @@ impl Buddy {
         if end < first + count {
             self.map.give(end, first + count - end, class(content));
         }
-        Ok(Block {
-            offset: keep.start(),
-            size: keep.len(),
-            ..block
-        })
+        Ok(())
     }
 
     /// Declares the content of all free space, as after a suspend that lost it.
@@ -521,13 +512,19 @@ impl Buddy {
     /// # Panics
     /// When they disagree.
     pub fn check(&self) {
-        self.map.check(self.chunks);
-        for chunk in self.live.iter() {
-            assert!(
-                !self.map.is_free(chunk, chunk + 1),
-                "a live block starts in a free one"
-            );
-        }
+        self.map.check();
+        let free = self.map.nodes().map(|node| (node.first(), node.end()));
+        let live = self
+            .live
+            .iter()
+            .map(|(first, count)| (first, first + count));
+        let mut tiles: Vec<_> = free.chain(live).collect();
+        tiles.sort_unstable();
+        let end = tiles.iter().fold(0, |at, &(first, end)| {
+            assert_eq!(first, at, "blocks, live and free, do not tile the space");
+            end
+        });
+        assert_eq!(end, self.chunks, "blocks do not reach to the end");
         for (order, start) in self.quick.iter() {
             let (first, count) = (u64::from(start), 1 << order);
             assert!(
@@ -540,10 +537,10 @@ impl Buddy {
 
     /// The chunks of a block, if it is live.
     #[inline]
-    fn live_chunks(&self, block: Block) -> Option<(u64, u64)> {
-        let chunks = (block.offset >> self.shift, block.size >> self.shift);
+    fn live_chunks(&self, block: Span) -> Option<(u64, u64)> {
+        let chunks = (block.start() >> self.shift, block.len() >> self.shift);
         let (first, count) = chunks;
-        let is_whole = (block.offset | block.size) & (self.chunk() - 1) == 0;
+        let is_whole = (block.start() | block.len()) & (self.chunk() - 1) == 0;
         let is_inside = first < self.chunks && count <= self.chunks - first;
         let is_waiting = |(list, start)| self.quick.contains(list, start);
         let is_live = is_whole
@@ -553,13 +550,13 @@ impl Buddy {
         is_live.then_some(chunks)
     }
 
-    fn expect_live(&self, block: Block) -> (u64, u64) {
+    fn expect_live(&self, block: Span) -> (u64, u64) {
         self.live_chunks(block)
-            .unwrap_or_else(|| panic!("block {:#x}+{:#x} is not live", block.offset, block.size))
+            .unwrap_or_else(|| panic!("block {:#x}+{:#x} is not live", block.start(), block.len()))
     }
 
     /// Takes a block off the record of live ones. Returns its chunks.
-    fn end_life(&mut self, block: Block) -> (u64, u64) {
+    fn end_life(&mut self, block: Span) -> (u64, u64) {
         let (first, count) = self.expect_live(block);
         self.bury(first, count);
         (first, count)

@@ -28,7 +28,7 @@ fn a_run_that_would_end_past_two_to_the_64_is_not_looked_at() {
     let mut mm = Buddy::new(u64::MAX, 1).unwrap();
     let all = mm.alloc_one(&BuddyRequest::new(u64::MAX)).unwrap();
     assert_eq!((all.offset, all.size), (0, u64::MAX));
-    mm.free(all, Content::Dirty);
+    mm.free(all.span(), Content::Dirty);
     mm.alloc_one(&BuddyRequest::new(1 << 63)).unwrap();
     let middle = Span::new(1 << 63, 1).unwrap();
     mm.alloc_one(&BuddyRequest::new(1).within(middle)).unwrap();
@@ -111,7 +111,7 @@ fn requests_near_two_to_the_64_are_served_or_refused_in_any_state() {
                 let before = (mm.free_bytes(), mm.largest_free());
                 for block in mm.alloc(&request).unwrap_or_default() {
                     mm.check();
-                    mm.free(block, Content::Dirty);
+                    mm.free(block.span(), Content::Dirty);
                 }
                 assert_eq!((mm.free_bytes(), mm.largest_free()), before, "{request:?}");
             }
@@ -151,7 +151,7 @@ fn contiguous_requests_use_runs_across_blocks() {
     let [left, middle, right] = lists;
     let give = |mm: &mut Buddy, list: Vec<Block>| {
         list.into_iter()
-            .for_each(|block| mm.free(block, Content::Dirty));
+            .for_each(|block| mm.free(block.span(), Content::Dirty));
     };
     assert!(mm.alloc(&pages(3).contiguous()).is_err());
     give(&mut mm, middle);
@@ -249,7 +249,11 @@ fn an_invalid_request_names_the_argument_at_fault_and_its_value() {
         let keep = Span::new(start, len).unwrap();
         let argument = "keep";
         let expected = Err(SpaceError::Invalid { argument, value });
-        assert_eq!(mm.trim(block, keep, Content::Dirty), expected, "{keep:?}");
+        assert_eq!(
+            mm.trim(block.span(), keep, Content::Dirty),
+            expected,
+            "{keep:?}"
+        );
     }
 }
 
@@ -263,7 +267,7 @@ fn empty_space_serves(request: &BuddyRequest, chunks: u64) -> bool {
 fn debug_output_is_short_however_large_the_space() {
     let mut mm = Buddy::new(1 << 34, PAGE).unwrap();
     for block in mm.alloc(&pages(5)).unwrap() {
-        mm.free(block, Content::Cleared);
+        mm.free(block.span(), Content::Cleared);
     }
     mm.alloc(&pages(2)).unwrap();
     let text = std::format!("{mm:?}");
@@ -289,17 +293,17 @@ fn the_highest_three_pages_lie_at_the_bottom_of_the_highest_four() {
 fn freeing_a_block_twice_is_a_bug() {
     let mut mm = Buddy::new(PAGE * 16, PAGE).unwrap();
     let block = mm.alloc(&pages(2)).unwrap()[0];
-    mm.free(block, Content::Dirty);
-    mm.free(block, Content::Dirty);
+    mm.free(block.span(), Content::Dirty);
+    mm.free(block.span(), Content::Dirty);
 }
 
 /// All records, to compare.
 fn records(mm: &Buddy) -> std::string::String {
-    std::format!("{:?}", (&mm.map, &mm.live, mm.held))
+    std::format!("{:?}", (&mm.map, &mm.live, &mm.quick, mm.held))
 }
 
 /// Whether freeing `block` is refused, and changes nothing.
-fn is_refused(mm: &mut Buddy, block: Block) -> bool {
+fn is_refused(mm: &mut Buddy, block: Span) -> bool {
     let before = records(mm);
     let free = std::panic::AssertUnwindSafe(|| mm.free(block, Content::Dirty));
     let refused = std::panic::catch_unwind(free).is_err();
@@ -313,24 +317,23 @@ fn a_copy_from_before_a_trim_can_not_be_freed() {
     let lists = Buddy::with_lists(1024, PAGE.ilog2());
     for mut mm in [Buddy::new(1024 * PAGE, PAGE), lists].map(Result::unwrap) {
         for (whole, keep) in [(2, 1), (64, 5), (64, 63), (65, 64), (512, 65), (512, 511)] {
-            let old = mm.alloc_one(&pages(whole)).unwrap();
-            let keep = Span::new(old.offset, keep * PAGE).unwrap();
-            let kept = mm.trim(old, keep, Content::Dirty).unwrap();
+            let old = mm.alloc_one(&pages(whole)).unwrap().span();
+            let keep = Span::new(old.start(), keep * PAGE).unwrap();
+            mm.trim(old, keep, Content::Dirty).unwrap();
             assert!(is_refused(&mut mm, old), "the tail is free");
             // Then the tail is somebody else's, to the same end.
-            let tail = Span::from_bounds(keep.end(), old.span().end()).unwrap();
+            let tail = Span::from_bounds(keep.end(), old.end()).unwrap();
             let tail = mm
                 .alloc_one(&BuddyRequest::new(tail.len()).within(tail))
                 .unwrap();
             assert!(is_refused(&mut mm, old), "the tail is live");
-            let mut trim = old;
-            trim.size += PAGE;
-            assert!(is_refused(&mut mm, trim), "{trim:?} is no block");
-            trim.size = kept.size - 1;
-            assert!(is_refused(&mut mm, trim), "{trim:?} is no block");
-            mm.free(tail, Content::Dirty);
-            mm.free(kept, Content::Dirty);
-            assert!(is_refused(&mut mm, kept));
+            for len in [old.len() + PAGE, keep.len() - 1] {
+                let other = Span::new(old.start(), len).unwrap();
+                assert!(is_refused(&mut mm, other), "{other:?} is no block");
+            }
+            mm.free(tail.span(), Content::Dirty);
+            mm.free(keep, Content::Dirty);
+            assert!(is_refused(&mut mm, keep));
             assert_eq!(mm.free_bytes(), mm.size());
         }
     }
@@ -339,12 +342,11 @@ fn a_copy_from_before_a_trim_can_not_be_freed() {
 #[test]
 fn a_copy_from_before_a_trim_can_not_be_trimmed() {
     let mut mm = Buddy::new(64 * PAGE, PAGE).unwrap();
-    let old = mm.alloc_one(&pages(8)).unwrap();
-    let kept = mm
-        .trim(old, Span::new(0, PAGE).unwrap(), Content::Dirty)
-        .unwrap();
+    let old = mm.alloc_one(&pages(8)).unwrap().span();
+    let keep = Span::new(0, PAGE).unwrap();
+    mm.trim(old, keep, Content::Dirty).unwrap();
     let before = records(&mm);
-    let again = std::panic::AssertUnwindSafe(|| mm.trim(old, kept.span(), Content::Dirty));
+    let again = std::panic::AssertUnwindSafe(|| mm.trim(old, keep, Content::Dirty));
     assert!(std::panic::catch_unwind(again).is_err());
     assert_eq!(records(&mm), before);
 }
@@ -353,7 +355,7 @@ fn a_copy_from_before_a_trim_can_not_be_trimmed() {
 fn cleared_and_dirty_requests_do_not_mix_while_both_kinds_last() {
     let mut mm = Buddy::new(PAGE << 12, PAGE).unwrap();
     for block in mm.alloc(&pages(5).top_down()).unwrap() {
-        mm.free(block, Content::Cleared);
+        mm.free(block.span(), Content::Cleared);
     }
     assert_eq!(mm.cleared_bytes(), 5 * PAGE);
     let mut clear = Vec::new();
@@ -368,7 +370,7 @@ fn cleared_and_dirty_requests_do_not_mix_while_both_kinds_last() {
     assert_eq!(mm.cleared_bytes(), 0);
     clear
         .into_iter()
-        .for_each(|block| mm.free(block, Content::Cleared));
+        .for_each(|block| mm.free(block.span(), Content::Cleared));
     assert_eq!(mm.cleared_bytes(), 5 * PAGE);
     mm.reset(Content::Cleared);
     assert_eq!(mm.cleared_bytes(), mm.free_bytes());
@@ -463,7 +465,7 @@ fn bitmaps_and_lists_give_the_same_answers() {
         let chunks = 1 + rng.below(200);
         let mut one = Buddy::new(chunks * PAGE, PAGE).unwrap();
         let mut other = Buddy::with_lists(chunks, PAGE.ilog2()).unwrap();
-        let mut live: Vec<Block> = Vec::new();
+        let mut live: Vec<Span> = Vec::new();
         for _ in 0..300 {
             let content = if rng.below(2) == 0 {
                 Content::Dirty
@@ -475,7 +477,7 @@ fn bitmaps_and_lists_give_the_same_answers() {
                     let request = random_request(&mut rng, chunks);
                     let got = one.alloc(&request);
                     assert_eq!(got, other.alloc(&request), "seed {seed} {request:?}");
-                    live.extend(got.unwrap_or_default());
+                    live.extend(got.unwrap_or_default().iter().map(Block::span));
                 }
                 7 if rng.below(10) == 0 => {
                     one.reset(content);
@@ -485,12 +487,12 @@ fn bitmaps_and_lists_give_the_same_answers() {
                     let pick = usize::try_from(rng.below(live.len() as u64)).unwrap();
                     let block = live.swap_remove(pick);
                     if kind == 7 {
-                        let from = block.offset + rng.below(block.size / PAGE) * PAGE;
-                        let most = (block.offset + block.size - from) / PAGE;
+                        let from = block.start() + rng.below(block.len() / PAGE) * PAGE;
+                        let most = (block.end() - from) / PAGE;
                         let keep = Span::new(from, (1 + rng.below(most)) * PAGE).unwrap();
                         let kept = one.trim(block, keep, content);
                         assert_eq!(kept, other.trim(block, keep, content));
-                        live.extend(kept);
+                        live.extend(kept.map(|()| keep));
                     } else {
                         one.free(block, content);
                         other.free(block, content);
@@ -551,14 +553,14 @@ fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
             } else {
                 Content::Cleared
             };
-            mm.free(block, content);
+            mm.free(block.span(), content);
             model.give(block, content);
         }
         mm.check();
         model.agree(&mm);
     }
     for block in live {
-        mm.free(block, Content::Dirty);
+        mm.free(block.span(), Content::Dirty);
     }
     mm.check();
     assert_eq!(mm.free_bytes(), mm.size());
@@ -576,7 +578,7 @@ fn spaced_small_blocks_take_no_longer_for_being_many() {
             let all: Vec<Block> = (0..count).map(|_| mm.alloc_one(&spaced).unwrap()).collect();
             assert!(mm.alloc_one(&spaced).is_err());
             all.into_iter()
-                .for_each(|block| mm.free(block, Content::Dirty));
+                .for_each(|block| mm.free(block.span(), Content::Dirty));
             assert_eq!(mm.largest_free(), mm.size());
         };
         assert_subquadratic(smallest, |count| make(count).unwrap(), fill_and_empty);
@@ -595,7 +597,7 @@ fn full(count: u64) -> (Buddy, Vec<Block>) {
 fn a_block_that_was_freed_lately_is_handed_out_first() {
     let (mut mm, blocks) = full(64);
     for at in [40, 3, 20] {
-        mm.free(blocks[at], Content::Dirty);
+        mm.free(blocks[at].span(), Content::Dirty);
     }
     assert_eq!(mm.alloc_one(&pages(1)), Ok(blocks[20]));
     assert_eq!(mm.alloc(&pages(1)), Ok(vec![blocks[3]]));
@@ -621,7 +623,7 @@ fn blocks_that_wait_are_merged_before_any_but_a_plain_request() {
         let (mut mm, blocks) = full(16);
         // The highest is not the one that was freed last.
         for at in [9, 11, 10, 8] {
-            mm.free(blocks[at], Content::Dirty);
+            mm.free(blocks[at].span(), Content::Dirty);
         }
         assert_eq!((mm.free_bytes(), mm.largest_free()), (4 * PAGE, 4 * PAGE));
         let found = mm.alloc(&request).unwrap();
@@ -633,15 +635,15 @@ fn blocks_that_wait_are_merged_before_any_but_a_plain_request() {
 #[test]
 fn a_block_that_waits_to_be_merged_is_not_live() {
     let uses: [fn(&mut Buddy, Block); 3] = [
-        |mm, block| mm.free(block, Content::Dirty),
-        |mm, block| mm.free(block, Content::Cleared),
+        |mm, block| mm.free(block.span(), Content::Dirty),
+        |mm, block| mm.free(block.span(), Content::Cleared),
         |mm, block| {
-            mm.trim(block, block.span(), Content::Dirty).unwrap();
+            mm.trim(block.span(), block.span(), Content::Dirty).unwrap();
         },
     ];
     for wrong in uses {
         let (mut mm, blocks) = full(16);
-        mm.free(blocks[5], Content::Dirty);
+        mm.free(blocks[5].span(), Content::Dirty);
         let again = std::panic::AssertUnwindSafe(|| wrong(&mut mm, blocks[5]));
         assert!(std::panic::catch_unwind(again).is_err());
         assert_eq!(mm.free_bytes(), PAGE);
@@ -654,7 +656,7 @@ fn a_block_that_waits_to_be_merged_is_not_live() {
 fn a_list_that_is_full_gives_its_oldest_block_to_be_merged() {
     let (mut mm, blocks) = full(64);
     for &block in &blocks[..32] {
-        mm.free(block, Content::Dirty);
+        mm.free(block.span(), Content::Dirty);
     }
     assert_eq!(mm.quick.len(), 7);
     assert_eq!(mm.largest_free(), 32 * PAGE);
