@@ -79,6 +79,23 @@ impl Holes {
         }
     }
 
+    /// Removes the hole that has an address as its boundary on this side.
+    ///
+    /// # Panics
+    /// When a hole has it on the other side.
+    #[inline]
+    pub(super) fn take_beside(&mut self, address: u32, side: Side) -> Option<Hole> {
+        let home = self.edges.home(address);
+        let hints = self.edges.hints(home);
+        if hints.is_nothing() {
+            return None;
+        }
+        let is = |edge| self.bins.address(edge) == address;
+        let edge = self.edges.find(home, hints, is)?;
+        assert!(edge.side() == side, "unit {address} is partly free already");
+        Some(self.remove(edge.hole()))
+    }
+
     #[inline(never)]
     pub(super) fn add(&mut self, start: u32, end: u32) {
         let homes = [self.edges.home(start), self.edges.home(end)];

@@ -1,5 +1,6 @@
 //! Constant-time allocation with sized frees.
 
+mod aside;
 mod bins;
 mod bytes;
 mod edges;
@@ -11,9 +12,10 @@ use alloc::vec::Vec;
 
 use vrampager_addr::Span;
 
-use crate::quick::QuickLists;
 use crate::{Conditions, SpaceError};
+use aside::Aside;
 use bins::{Hole, NONE, bin_of};
+use edges::Side;
 use holes::{Borders, Holes};
 
 /// How much a [`SubAllocator`] looks around before it takes a hole.
@@ -37,24 +39,9 @@ const TIGHT_TRIES: usize = 16;
 const ALIGNED_BINS: usize = 4;
 const ALIGNED_TRIES: usize = 4;
 
-/// Ranges of fewer units have a quick list for each length, or rather two.
-const QUICK_UNITS: u32 = 128;
-const QUICK_LISTS: usize = 2 * QUICK_UNITS as usize;
-/// Where a range at a multiple of so many units is, only requests that need this are put: others
-/// would leave none for these.
-const COARSE: u32 = 16;
-
-/// The quick list of ranges of `len` units, below [`QUICK_UNITS`].
-#[inline]
-fn quick_list(len: u32, is_coarse: bool) -> usize {
-    len as usize + if is_coarse { QUICK_UNITS as usize } else { 0 }
-}
-
-/// The quick list for ranges of the length and at the place of this one.
-#[inline]
-fn quick_list_of(start: u32, len: u32) -> usize {
-    quick_list(len, start.is_multiple_of(COARSE))
-}
+/// Ranges that are set aside after one another. More are a whole that goes, and had better be joined:
+/// what comes in its place will be taken out of it in a row.
+const MOST_FREED: u32 = 2;
 
 /// An allocator that keeps records of holes only.
 ///
@@ -64,8 +51,9 @@ fn quick_list_of(start: u32, len: u32) -> usize {
 /// failed one at all of the highest size class for the longest, and more ranges than were
 /// reserved for move the records.
 ///
-/// With [`Fit::Fast`] short ranges are joined to the holes around them only when more of their
-/// length are freed, or a request would fail otherwise: see [`coalesce`](Self::coalesce).
+/// With [`Fit::Fast`] short ranges that are not freed one after the other are joined to the holes
+/// around them only when more of their length are freed, or a request would fail otherwise: see
+/// [`coalesce`](Self::coalesce).
 ///
 /// Freeing something that is not live is caught when it was freed lately, or is joined to a hole
 /// and overlaps another at its edges; with debug assertions, always when it does the latter.
@@ -87,11 +75,12 @@ pub struct SubAllocator {
     active: (u32, u32),
     /// The hole whose bounds were changed last, or none.
     recent: u32,
-    /// Free ranges that are no part of a hole yet.
-    quick: QuickLists<QUICK_LISTS>,
+    aside: Aside,
+    /// How many ranges were freed since the last was taken.
+    freed: u32,
     /// Units that are not live.
     free: u32,
-    /// Ranges that are no part of a hole: live ones, and those on quick lists.
+    /// Ranges that are no part of a hole: live ones, and those aside.
     apart: usize,
     /// Such ranges and holes together up to which no operation needs memory.
     room: usize,
@@ -139,7 +128,8 @@ impl SubAllocator {
             holes: Holes::new(),
             active: (0, 0),
             recent: NONE,
-            quick: QuickLists::new(),
+            aside: Aside::new(),
+            freed: 0,
             free: units,
             apart: 0,
             room: 0,
@@ -190,7 +180,7 @@ impl SubAllocator {
     /// Number of live ranges.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.apart - self.quick.len()
+        self.apart - self.aside.len()
     }
 
     /// Whether no range is live.
@@ -218,50 +208,88 @@ impl SubAllocator {
         // No bit or one, and that no higher than a unit.
         let is_plain = align & align.wrapping_sub(1) == 0 && align <= self.mask + 1;
         if is_plain
-            && let Some(len) = short(units)
-            && let Some(start) = self.quick.pop(quick_list(len, false))
+            && let Ok(len) = u32::try_from(units)
+            && let Some(start) = self.aside.pop(len)
         {
+            self.freed = 0;
             self.free -= len;
             return Ok(u64::from(start) << self.shift);
         }
-        self.alloc_searching(size, align)
+        self.alloc_searching(units, size, align)
     }
 
     /// Does what [`alloc`](Self::alloc) does, when that has no range at hand.
     #[inline(never)]
-    fn alloc_searching(&mut self, size: u64, align: u64) -> Result<u64, SpaceError> {
-        let units = u32::try_from(self.units_of(size)).ok();
-        let Some(len) = units.filter(|&len| 0 < len && len <= self.free) else {
-            return Err(self.refuse(size, align));
-        };
-        if !align.is_power_of_two() && align != 0 {
+    fn alloc_searching(&mut self, units: u64, size: u64, align: u64) -> Result<u64, SpaceError> {
+        let len = u32::try_from(units).unwrap_or(u32::MAX);
+        if len == 0 || len > self.free || align & align.wrapping_sub(1) != 0 {
             return Err(self.refuse(size, align));
         }
-        let ranges = self.apart + self.holes.len();
-        if ranges >= self.room {
-            self.reserve(ranges + ranges / 2 + 16)?;
+        let align_units = align >> self.shift;
+        let mut start = None;
+        if align_units > 1 {
+            start = self.aside.take_aligned(len, align_units);
         }
-        let align_units = (align >> self.shift).max(1);
-        let mut start = self.take(len, align_units);
         if start.is_none() {
-            self.coalesce();
+            let ranges = self.apart + self.holes.len();
+            if ranges >= self.room {
+                self.reserve(ranges + ranges / 2 + 16)?;
+            }
             start = self.take(len, align_units);
+            if start.is_none() {
+                start = self.take_after_all(len, align_units);
+            }
+            self.apart += usize::from(start.is_some());
         }
         let Some(start) = start else {
             return Err(self.refuse(size, align));
         };
+        self.freed = 0;
         self.free -= len;
         Ok(u64::from(start) << self.shift)
+    }
+
+    #[cold]
+    fn take_after_all(&mut self, len: u32, align: u64) -> Option<u32> {
+        self.coalesce();
+        self.take(len, align)
     }
 
     /// Gives back a live range: its offset, and the size it was asked for.
     ///
     /// # Panics
-    /// When the range leaves the space, is on a quick list, or overlaps a hole at one of its edges
-    /// and is joined to it. Nothing has changed then.
+    /// When the range leaves the space, was freed lately and is still as it was, or overlaps a hole
+    /// at one of its edges and is joined to it. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, offset: u64, size: u64) {
         let (start, end) = self.bounds(offset, size);
+        let len = end - start;
+        let is_put_aside = self.puts_aside(start, end);
+        if cfg!(debug_assertions) && is_put_aside {
+            // Reads two lines of the table that nothing else here needs.
+            self.holes.borders(start, end);
+        }
+        let is_plausible = len <= self.units - self.free;
+        if is_put_aside && is_plausible && self.aside.has_room_for(start, len) {
+            self.aside.push(start, len);
+            self.free += len;
+            self.freed += 1;
+        } else {
+            self.free_joining(start, end);
+        }
+    }
+
+    /// Whether a range that is freed is part of no hole at first.
+    #[inline]
+    fn puts_aside(&self, start: u32, end: u32) -> bool {
+        let (from, to) = self.active;
+        let is_apart = end < from || to < start;
+        // The length last: chance decides it, and mostly nothing depends on it.
+        self.freed < MOST_FREED && self.fit == Fit::Fast && is_apart && Aside::takes(end - start)
+    }
+
+    #[inline(never)]
+    fn free_joining(&mut self, start: u32, end: u32) {
         let (from, to) = self.active;
         let len = end - start;
         assert!(
@@ -269,39 +297,26 @@ impl SubAllocator {
             "units {start} to {end} are partly free already"
         );
         assert!(
-            len <= self.units - self.free,
+            len <= self.units - self.free && !self.aside.contains(start, len),
             "units {start} to {end} are free already"
         );
-        let is_beside_active = start == to || end == from;
-        if is_beside_active || len >= QUICK_UNITS || self.fit == Fit::Tight {
+        let mut joined = Some((start, end));
+        if self.puts_aside(start, end) {
+            let oldest = self.aside.push(start, len);
+            joined = oldest.map(|oldest| (oldest, oldest + len));
+        }
+        if let Some((start, end)) = joined {
             self.join(start, end);
-        } else {
-            self.put_aside(start, len);
         }
         self.free += len;
-    }
-
-    #[inline]
-    fn put_aside(&mut self, start: u32, len: u32) {
-        let list = quick_list_of(start, len);
-        assert!(
-            !self.quick.contains(list, start),
-            "units {start} to {} are free already",
-            start + len
-        );
-        // The lines this reads are two that nothing else here needs.
-        #[cfg(debug_assertions)]
-        self.holes.borders(start, start + len);
-        if let Some(oldest) = self.quick.push(list, start) {
-            self.join(oldest, oldest + len);
-        }
+        self.freed = self.freed.saturating_add(1);
     }
 
     /// Joins every range that was freed to the holes it touches: what [`Fit::Fast`] puts off, and
     /// does by itself before a request fails.
     pub fn coalesce(&mut self) {
-        while let Some((list, start)) = self.quick.pop_any() {
-            self.join(start, start + units_on(list));
+        while let Some((start, len)) = self.aside.pop_any() {
+            self.join(start, start + len);
         }
     }
 
@@ -332,32 +347,23 @@ impl SubAllocator {
         assert!(apart, "two holes touch or overlap");
         let end = holes.last().map_or(0, |hole| hole.1);
         assert!(end <= self.units, "a hole leaves the space");
-        let quick = self.quick_ranges().map(|(start, end)| end - start);
-        let free = holes.iter().map(|(from, to)| to - from).chain(quick);
-        let free: u32 = free.sum();
+        let free = holes.iter().copied().chain(self.aside.bounds());
+        let free: u32 = free.map(|(from, to)| to - from).sum();
         assert_eq!(free, self.free, "free bytes are miscounted");
         assert!(
             holes.len() <= self.apart + 1,
             "more holes than gaps between ranges"
         );
-        self.check_quick(&holes);
+        self.check_aside(&holes);
     }
 
-    fn quick_ranges(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let quick = self.quick.iter();
-        quick.map(|(list, start)| (start, start + units_on(list)))
-    }
-
-    /// Compares quick lists with all holes, which are in order.
-    fn check_quick(&self, holes: &[(u32, u32)]) {
-        let mut free: Vec<_> = self.quick_ranges().chain(holes.iter().copied()).collect();
+    /// Compares what is aside with all holes, which are in order.
+    fn check_aside(&self, holes: &[(u32, u32)]) {
+        self.aside.check();
+        let mut free: Vec<_> = self.aside.bounds().chain(holes.iter().copied()).collect();
         free.sort_unstable();
         let apart = free.windows(2).all(|pair| pair[0].1 <= pair[1].0);
         assert!(apart, "two free ranges overlap");
-        for (list, start) in self.quick.iter() {
-            let expected = quick_list_of(start, units_on(list));
-            assert_eq!(list, expected, "a range is on a wrong list");
-        }
     }
 
     #[inline]
@@ -387,10 +393,9 @@ impl SubAllocator {
         let units = self.units_of(size);
         let start = offset >> self.shift;
         let end = start.saturating_add(units);
-        assert!(
-            units > 0 && end <= u64::from(self.units) && offset & self.mask == 0,
-            "{size:#x} bytes at {offset:#x} were never handed out"
-        );
+        if units == 0 || end > u64::from(self.units) || offset & self.mask != 0 {
+            refuse_free(offset, size);
+        }
         #[expect(clippy::cast_possible_truncation, reason = "compared with a u32 above")]
         {
             (start as u32, end as u32)
@@ -398,30 +403,30 @@ impl SubAllocator {
     }
 
     /// Makes a range that is apart part of a hole.
-    #[inline(never)]
+    #[inline(always)]
     fn join(&mut self, start: u32, end: u32) {
         let (from, to) = self.active;
-        let borders = self.holes.borders(start, end);
+        if from < to && start == to {
+            let right = self.holes.take_beside(end, Side::Start);
+            self.active.1 = right.map_or(end, Hole::end);
+        } else if from < to && end == from {
+            let left = self.holes.take_beside(start, Side::End);
+            self.active.0 = left.map_or(start, |hole| hole.start);
+        } else {
+            self.join_others(start, end);
+        }
+        // All that can panic is over.
         self.apart -= 1;
-        if from < to && (start == to || end == from) {
-            self.extend_active(borders, start, end);
-        } else if borders.left.is_none() && borders.right.is_none() {
+    }
+
+    #[inline(never)]
+    fn join_others(&mut self, start: u32, end: u32) {
+        let borders = self.holes.borders(start, end);
+        if borders.left.is_none() && borders.right.is_none() {
             self.holes.add_between(borders, start, end);
         } else {
             self.extend(borders, start, end);
         }
-    }
-
-    /// Joins a range to the active hole, and to what is on its other side.
-    #[inline(never)]
-    fn extend_active(&mut self, borders: Borders, start: u32, end: u32) {
-        let (from, to) = self.active;
-        let left = borders.left.map(|id| self.holes.remove(id).start);
-        let right = borders.right.map(|id| self.holes.remove(id).end());
-        self.active = (
-            left.unwrap_or(from.min(start)),
-            right.unwrap_or(to.max(end)),
-        );
     }
 
     /// Joins a range to one or two holes.
@@ -467,36 +472,17 @@ impl SubAllocator {
         }
     }
 
-    /// Takes `len` units at a multiple of `align` units, from the quick lists or from a hole.
-    #[inline]
+    /// Takes `len` units out of a hole, at a multiple of `align` units.
+    #[inline(always)]
     fn take(&mut self, len: u32, align: u64) -> Option<u32> {
-        if align > 1
-            && let Some(start) = self.take_quick(len, align)
-        {
-            return Some(start);
-        }
-        let start = match self.fit {
+        match self.fit {
             _ if align > 1 => self.take_aligned(len, align),
             Fit::Fast => self.take_fast(len),
             Fit::Tight => self.take_tight(len),
-        };
-        self.apart += usize::from(start.is_some());
-        start
-    }
-
-    /// Takes a range that is not much better aligned than it has to be.
-    fn take_quick(&mut self, len: u32, align: u64) -> Option<u32> {
-        if len >= QUICK_UNITS {
-            return None;
         }
-        let list = quick_list(len, align >= u64::from(COARSE));
-        let least = align.trailing_zeros();
-        let suitable = least..least + COARSE.trailing_zeros();
-        let is_suitable = |start: u32| suitable.contains(&start.trailing_zeros());
-        self.quick.take(list, is_suitable)
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_fast(&mut self, len: u32) -> Option<u32> {
         let (from, to) = self.active;
         let floor = bin_of(len);
@@ -615,15 +601,10 @@ impl SubAllocator {
     }
 }
 
-/// How many units the ranges of a quick list have.
-fn units_on(list: usize) -> u32 {
-    u32::try_from(list).expect("few lists") % QUICK_UNITS
-}
-
-/// A length, if it has quick lists.
-#[inline]
-fn short(units: u64) -> Option<u32> {
-    u32::try_from(units).ok().filter(|&len| len < QUICK_UNITS)
+#[cold]
+#[inline(never)]
+fn refuse_free(offset: u64, size: u64) -> ! {
+    panic!("{size:#x} bytes at {offset:#x} were never handed out")
 }
 
 /// The first of some holes that has an aligned part of `len` units, and where that starts.
