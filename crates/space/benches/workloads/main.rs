@@ -195,6 +195,7 @@ impl Bench {
                 at_most(offset, SubFast::NAME, Yardstick::Peer(Offset::NAME)),
                 at_most(best, SubFast::NAME, kernel("drm_mm BEST", drm_best)),
                 at_most(low, RangeLow::NAME, kernel("drm_mm LOW", drm_low)),
+                at_most(1.0, SubTight::NAME, Yardstick::Peer(BTreeBest::NAME)),
                 at_most(1.0, RangeBest::NAME, Yardstick::Peer(BTreeBest::NAME)),
                 limit(40.0, RangeLow::NAME, Figure::Bytes),
             ];

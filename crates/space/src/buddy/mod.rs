@@ -27,8 +27,8 @@ pub enum Content {
     Cleared,
 }
 
-/// Space handed out by a [`Buddy`], which knows it by its span: free it once, and as it is after the
-/// last [trim](Buddy::trim).
+/// Space handed out by a [`Buddy`], which knows it by its span: free it once, and as it is after
+/// the last [trim](Buddy::trim).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Block {
@@ -219,18 +219,18 @@ fn natural_order(count: u64) -> u32 {
 /// A buddy allocator over `[0, size)`.
 ///
 /// Sizes that are not a power of two are covered by one root per set bit. Free buddies always
-/// merge, whatever they hold: which parts of a merged block are cleared is kept beside it. The up to
-/// seven dirty blocks of each of the lowest ten orders that were freed last have that still before
-/// them: a request for one such block without conditions gets it as it is, and before any other
-/// request looks further than for a free block of its order, they are merged.
+/// merge, whatever they hold: which parts of a merged block are cleared is kept beside it. Up to
+/// seven dirty blocks of each of the lowest ten orders, those that were freed last, wait for it: a
+/// request for one such block without conditions gets it as it is. They are merged before any
+/// request with conditions, or for several blocks, or that finds no free block of its order.
 ///
 /// Up to 2^28 chunks, a terabyte of pages, records are bitmaps of a fixed size. Larger spaces list
 /// their blocks, so that host memory is held for what a live block may be made of when it is freed:
 /// up to 8 KiB for each, see [`metadata_bytes`](Self::metadata_bytes).
 ///
 /// # Invariants
-/// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`. A block on a quick
-/// list is still recorded as live.
+/// Live blocks and free blocks tile the space. `cleared_bytes() <= free_bytes()`. A block on a
+/// quick list is still recorded as live.
 #[derive(Clone)]
 pub struct Buddy {
     map: FreeMap,

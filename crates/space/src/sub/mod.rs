@@ -39,8 +39,8 @@ const TIGHT_TRIES: usize = 16;
 const ALIGNED_BINS: usize = 4;
 const ALIGNED_TRIES: usize = 4;
 
-/// Ranges that are set aside after one another. More are a whole that goes, and had better be joined:
-/// what comes in its place will be taken out of it in a row.
+/// Ranges that are set aside after one another. More are a whole that goes, and had better be
+/// joined: what comes in its place will be taken out of it in a row.
 const MOST_FREED: u32 = 2;
 
 /// An allocator that keeps records of holes only.
