@@ -28,6 +28,7 @@ mod offsets;
 mod ordered;
 mod quick;
 mod range;
+mod store;
 mod sub;
 #[cfg(test)]
 mod testing;

@@ -4,7 +4,7 @@
 //! any insertion. Here [`reserve`](OrderedMap::reserve) asks, and nothing else does: whoever has
 //! reserved may insert, and removing never needs anything.
 
-use alloc::vec::Vec;
+use crate::store::Store;
 
 use crate::SpaceError;
 
@@ -28,7 +28,7 @@ struct Node<K, V> {
 /// least one; nodes without children have level 1. Unused records are chained by `left`.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedMap<K, V> {
-    nodes: Vec<Node<K, V>>,
+    nodes: Store<Node<K, V>>,
     root: u32,
     spare: u32,
     len: usize,
@@ -37,7 +37,7 @@ pub(crate) struct OrderedMap<K, V> {
 impl<K: Copy + Default + Ord, V: Copy + Default> OrderedMap<K, V> {
     pub(crate) const fn new() -> Self {
         Self {
-            nodes: Vec::new(),
+            nodes: Store::new(),
             root: NIL,
             spare: NIL,
             len: 0,

@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use crate::store::Store;
+
 use crate::SpaceError;
 
 /// No hole.
@@ -51,7 +53,7 @@ fn bin_of(len: u64) -> u32 {
 /// two other entries whenever a hole changes.
 #[derive(Clone, Debug)]
 pub(super) struct HoleIndex {
-    entries: Vec<Entry>,
+    entries: Store<Entry>,
     spare: u32,
     heads: Vec<u32>,
     map: [u64; OCTAVES],
@@ -70,7 +72,7 @@ impl HoleIndex {
             .map_err(|_| SpaceError::MetadataExhausted)?;
         heads.resize(bins, NONE);
         let mut index = Self {
-            entries: Vec::new(),
+            entries: Store::new(),
             spare: NONE,
             heads,
             map: [0; OCTAVES],

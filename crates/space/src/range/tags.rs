@@ -1,6 +1,6 @@
 //! A number for each segment: the colour of a live range, the place in the index of a hole.
 
-use alloc::vec::Vec;
+use crate::store::Store;
 
 use super::slots::{PARTS, SLOTS, Slots, shift_down, shift_up};
 use crate::SpaceError;
@@ -14,14 +14,14 @@ use crate::SpaceError;
 pub(super) struct Tags {
     common: u32,
     /// By leaf; empty as long as everything has the common number.
-    lists: Vec<Slots>,
+    lists: Store<Slots>,
 }
 
 impl Tags {
     pub(super) const fn new() -> Self {
         Self {
             common: 0,
-            lists: Vec::new(),
+            lists: Store::new(),
         }
     }
 

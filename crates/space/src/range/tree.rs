@@ -11,7 +11,7 @@
     reason = "children of a node number at most 64"
 )]
 
-use alloc::vec::Vec;
+use crate::store::Store;
 
 use super::inner::{FANOUT, Inner, Wanted};
 use super::leaf::{Leaf, Segment, Side};
@@ -39,15 +39,15 @@ const NEW_LEAVES: usize = 2;
 /// Records with stable numbers.
 #[derive(Clone, Debug)]
 struct Slab<T> {
-    items: Vec<T>,
-    spare: Vec<u32>,
+    items: Store<T>,
+    spare: Store<u32>,
 }
 
 impl<T> Slab<T> {
     const fn new() -> Self {
         Self {
-            items: Vec::new(),
-            spare: Vec::new(),
+            items: Store::new(),
+            spare: Store::new(),
         }
     }
 
@@ -67,9 +67,8 @@ impl<T> Slab<T> {
         let out = |_| SpaceError::MetadataExhausted;
         let len = self.items.len();
         let room = (len + count).max(len * 2);
-        self.spare
-            .try_reserve_exact(room - self.spare.len())
-            .map_err(out)?;
+        let missing = room - self.spare.len();
+        self.spare.try_reserve_exact(missing).map_err(out)?;
         self.items.try_reserve_exact(room - len).map_err(out)
     }
 

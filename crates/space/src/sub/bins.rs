@@ -1,6 +1,6 @@
 //! Holes by length, in segregated lists.
 
-use alloc::vec::Vec;
+use crate::store::Store;
 
 use super::edges::{Edge, Side};
 
@@ -42,7 +42,7 @@ pub(super) fn bin_of(len: u32) -> u32 {
 /// the bin's list is not empty, a bit of `top` when a word of `map` is not 0.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
-    holes: Vec<Hole>,
+    holes: Store<Hole>,
     /// First of the unused records, chained by `next`.
     spare: u32,
     heads: [u32; BINS],
@@ -53,7 +53,7 @@ pub(super) struct Bins {
 impl Bins {
     pub(super) fn new() -> Self {
         Self {
-            holes: Vec::new(),
+            holes: Store::new(),
             spare: NONE,
             heads: [NONE; BINS],
             map: [0; OCTAVES],
@@ -218,6 +218,6 @@ impl Bins {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.holes.capacity() * size_of::<Hole>() + size_of::<Self>()
+        self.holes.capacity() * size_of::<Hole>()
     }
 }

@@ -1,6 +1,6 @@
 //! Records of carved ranges, and which of the retired ones waits for the least.
 
-use alloc::vec::Vec;
+use crate::store::Store;
 
 use crate::SpaceError;
 
@@ -44,7 +44,7 @@ impl Record {
 /// A child waits for no less than its parent. The left child's rank is no less than the right's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records {
-    items: Vec<Record>,
+    items: Store<Record>,
     spare: u32,
     len: usize,
 }
