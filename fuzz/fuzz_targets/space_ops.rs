@@ -9,8 +9,8 @@ use cells::{COLORS, GAPS, RULES, UNITS};
 use libfuzzer_sys::fuzz_target;
 use vrampager_addr::Span;
 use vrampager_space::{
-    Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest,
-    SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
+    Buddy, BuddyRequest, Content, FakeOffsets, Fit, Mode, RangeAllocator, RangeRequest, SpaceError,
+    SpaceFence, SubAllocator, VaSpace, Zone,
 };
 
 /// Numbers taken from the fuzzer's bytes; zeroes once they are used up.
@@ -311,7 +311,13 @@ fn buddy(source: &mut Source) {
                 request = request.within(Span::new(lo * PAGE, len * PAGE).unwrap());
             }
             let free = (space.free_bytes(), space.cleared_bytes());
-            match space.alloc(&request) {
+            let one = bits & 4 != 0 && source.byte() & 1 == 0;
+            let answer = if one {
+                space.alloc_one(&request).map(|block| vec![block])
+            } else {
+                space.alloc(&request)
+            };
+            match answer {
                 Ok(blocks) => {
                     for block in blocks {
                         table.set(block.offset / PAGE, block.size / PAGE, true);

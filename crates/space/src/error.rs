@@ -1,8 +1,9 @@
 use core::fmt;
 
-/// Why a request was refused. Nothing has changed: the same request may be made again, and gets
-/// the answer it would have got had it never been refused. Host memory that was got for the
-/// request's records is kept for the next, within the bounds of `metadata_bytes`.
+/// Why a request was refused. Nothing that is live or free has changed, nor whether any request can
+/// be served. Host memory that was got for the request's records is kept for the next, within the
+/// bounds of `metadata_bytes`; what was freed lately may be joined, so that later ranges lie
+/// elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SpaceError {

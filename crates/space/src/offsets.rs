@@ -177,8 +177,8 @@ impl FakeOffsets {
         self.grants.contains((object, client))
     }
 
-    /// Bytes of host memory held for records: at most 560 per object and 80 per client with a
-    /// grant, of the most that there ever were, and 16 KiB.
+    /// Bytes of host memory held for records: at most 560 per object and 80 per object that a
+    /// client has grants of, of the most that there ever were, and 16 KiB.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.ranges.metadata_bytes()

@@ -6,7 +6,7 @@
 
 /// Ranges on a list. With their count they are half a cache line.
 const MOST: usize = 7;
-/// No start: a range that starts at the last address would have no length.
+/// No start, and none that can be on a list.
 const NONE: u32 = u32::MAX;
 
 /// The starts of ranges that can stand in for one another, the oldest first.
@@ -85,7 +85,7 @@ impl<const LISTS: usize> QuickLists<LISTS> {
         self.0[list].count as usize == MOST
     }
 
-    /// Adds a start. Returns the oldest when there is no room for it any more.
+    /// Adds a start below `u32::MAX`. Returns the oldest when there is no room for it any more.
     #[inline]
     pub(crate) fn push(&mut self, list: usize, start: u32) -> Option<u32> {
         self.0[list].push(start)

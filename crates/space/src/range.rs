@@ -171,8 +171,7 @@ pub type GapRule = fn(u32, u32) -> u64;
 ///
 /// # Examples
 /// ```
-/// use vrampager_addr::Span;
-/// use vrampager_space::{Mode, RangeAllocator, RangeRequest};
+/// use vrampager_space::{Mode, RangeAllocator, RangeRequest, Span};
 /// let mut space = RangeAllocator::new(Span::new(0x1000, 0x10000).unwrap());
 /// let low = space.insert(&RangeRequest::new(0x800).mode(Mode::Low)).unwrap();
 /// assert_eq!(low.start(), 0x1000);
@@ -248,9 +247,9 @@ impl RangeAllocator {
 
     /// Bytes of host memory held for records: at most 16 KiB, and 256 per range of the most that
     /// were ever live at once; once [`Mode::Best`] or [`Mode::Evict`] was asked for, 16 KiB and 128
-    /// per range more; where colours differ, 64 per range more. Where most ranges and holes are
-    /// longer than 2 GiB it is 1 KiB per range instead. Records are kept for later use, and go with
-    /// the allocator.
+    /// per range more; where colours differ, 64 per range more. Where ranges or holes are longer
+    /// than 2 GiB it can be 1 KiB per range instead, and 512 more for each of the other two.
+    /// Records are kept for later use, and go with the allocator.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.tree.as_ref().map_or(0, Tree::bytes) + self.index.as_ref().map_or(0, HoleIndex::bytes)

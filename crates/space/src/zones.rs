@@ -367,13 +367,14 @@ impl VaSpace {
     /// Hands out `size` bytes at a multiple of `align`, of which 0 counts as 1, from the zone: at
     /// the lowest address that `generation` has parked; if nothing parked is long enough, at the
     /// lowest that is free; if nothing free is either, at the lowest where free and parked parts
-    /// together are. The last takes a step for each segment of the zone.
+    /// together are. The last takes a step for each segment of the zone. With an alignment each of
+    /// these is as [`Mode::Low`] says.
     ///
     /// # Errors
-    /// [`SpaceError::UnknownZone`], [`SpaceError::Invalid`] for size 0, one that the zone can't
-    /// hold, or a generation that was closed and is not gone, [`SpaceError::NoSpace`], whose
-    /// figures count what is free and what this generation has parked, but no range that waits for
-    /// a fence or is another generation's, and
+    /// [`SpaceError::UnknownZone`], [`SpaceError::Invalid`] for size 0, one or an alignment that
+    /// the zone can't serve, or a generation that was closed and is not gone,
+    /// [`SpaceError::NoSpace`], whose figures count what is free and what this generation has
+    /// parked, but no range that waits for a fence or is another generation's, and
     /// [`SpaceError::MetadataExhausted`].
     pub fn carve(
         &mut self,
@@ -481,13 +482,16 @@ impl VaSpace {
 
     /// Bytes of host memory held for records: at most 640 per range of the most that were ever
     /// live or quarantined at once, 8 KiB per zone, and as much again per zone for each generation
-    /// that is not gone.
+    /// that is not gone; 80 per timeline of the most that there ever were.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
-        let trees = |ranges: &RangeAllocator| ranges.metadata_bytes() + size_of_val(ranges);
-        let pools = self.pools.iter().map(|pool| trees(&pool.ranges));
-        let views = self.owners.iter().flatten().flat_map(|owner| &owner.views);
-        pools.chain(views.map(trees)).sum::<usize>()
+        let pools = self.pools.iter().map(|pool| &pool.ranges);
+        let owners = self.owners.iter().flatten();
+        let views = owners.clone().flat_map(|owner| &owner.views);
+        let trees = pools.chain(views).map(RangeAllocator::metadata_bytes);
+        let lists = owners.map(|owner| owner.views.capacity() * size_of::<RangeAllocator>());
+        trees.chain(lists).sum::<usize>()
+            + self.pools.capacity() * size_of::<Pool>()
             + self.owners.capacity() * size_of::<Option<Owner>>()
             + self.records.bytes()
             + self.timelines.bytes()

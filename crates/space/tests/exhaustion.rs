@@ -20,11 +20,13 @@ use vrampager_space::{
     SpaceError, SpaceFence, SubAllocator, VaSpace, Zone,
 };
 
-/// The system's allocator, which counts what a thread asks for, and refuses when told to.
+/// The system's allocator, which counts what a thread asks for and has, and refuses when told to.
 struct Meter;
 
 thread_local! {
     static ASKED: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread has got and not given back.
+    static HELD: Cell<usize> = const { Cell::new(0) };
     /// How many more requests are served.
     static ALLOWED: Cell<u64> = const { Cell::new(u64::MAX) };
 }
@@ -47,14 +49,20 @@ unsafe impl GlobalAlloc for Meter {
         if refuses() {
             return std::ptr::null_mut();
         }
+        holds(|held| held.wrapping_add(layout.size()));
         // SAFETY: the caller's promises are those that `System` asks for.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        holds(|held| held.wrapping_sub(layout.size()));
         // SAFETY: `pointer` came from `System` with this layout, as the caller promises.
         unsafe { System.dealloc(pointer, layout) }
     }
+}
+
+fn holds(change: impl FnOnce(usize) -> usize) {
+    HELD.try_with(|held| held.set(change(held.get()))).ok();
 }
 
 #[global_allocator]
@@ -591,4 +599,129 @@ fn a_tree_that_was_refused_memory_is_taken_down_without_any() {
             break;
         }
     }
+}
+
+/// Whether `metadata_bytes` of what `make` makes is the memory that this holds, the value itself
+/// counted or not.
+fn assert_counts<T>(make: impl FnOnce() -> T, metadata_bytes: impl FnOnce(&T) -> usize) {
+    let before = HELD.get();
+    let value = make();
+    let held = HELD.get().wrapping_sub(before);
+    let said = metadata_bytes(&value);
+    let inline = size_of::<T>();
+    assert!(
+        (held..=held + inline).contains(&said),
+        "{said} bytes are said to be held, and {held} are"
+    );
+}
+
+#[test]
+fn metadata_bytes_are_the_memory_that_is_held() {
+    let sub = || {
+        let mut space = SubAllocator::new(1 << 20, 1, Fit::Fast).unwrap();
+        (0..1000).for_each(|at| assert!(space.alloc(1 + at % 300, 1).is_ok()));
+        space
+    };
+    assert_counts(sub, SubAllocator::metadata_bytes);
+    for chunks in [1, 7, 256, 5000, 1 << 20, 1 << 30] {
+        let buddy = || {
+            let mut space = Buddy::new(chunks, 1).unwrap();
+            while space.free_bytes() > chunks / 2 {
+                space
+                    .alloc_one(&BuddyRequest::new(1.max(chunks / 500)))
+                    .unwrap();
+            }
+            space
+        };
+        assert_counts(buddy, Buddy::metadata_bytes);
+    }
+    for mode in [Mode::Low, Mode::Best] {
+        for colors in [1, 3] {
+            let ranges = || {
+                let mut space = RangeAllocator::new(Span::new(0, 1 << 40).unwrap());
+                for at in 0..5000_u32 {
+                    let request = RangeRequest::new(u64::from(1 + at % 300)).color(at % colors);
+                    space.insert(&request.mode(mode)).unwrap();
+                }
+                space
+            };
+            assert_counts(ranges, RangeAllocator::metadata_bytes);
+        }
+    }
+    let offsets = || {
+        let mut space = FakeOffsets::new();
+        for object in 0..500 {
+            space.add(object, 4096).unwrap();
+            (0..4).for_each(|client| space.allow(object, client).unwrap());
+        }
+        space
+    };
+    assert_counts(offsets, FakeOffsets::metadata_bytes);
+    let zones = || {
+        let mut space = VaSpace::new(&[Zone::LOW, Zone::HIGH]).unwrap();
+        (0..9).for_each(|timeline| space.add_timeline(timeline).unwrap());
+        for at in 0..500_u32 {
+            let size = u64::from(4096 + at % 9);
+            let span = space.carve("low", size, 1, at % 5).unwrap();
+            if at % 3 == 0 {
+                space.retire(span.start(), None);
+            }
+        }
+        space
+    };
+    assert_counts(zones, VaSpace::metadata_bytes);
+}
+
+#[test]
+fn giving_back_needs_no_memory_in_a_clone_either() {
+    let mut sub = SubAllocator::new(1000, 1, Fit::Fast).unwrap();
+    (0..1000).for_each(|at| assert_eq!(sub.alloc(1, 1), Ok(at)));
+    let mut sub = sub.clone();
+    let free = || (0..500).for_each(|at| sub.free(2 * at, 1));
+    assert_eq!(metered(0, free).1, 0);
+    sub.check();
+
+    let mut buddy = Buddy::new(1 << 30, 1).unwrap();
+    let take = |_| buddy.alloc_one(&BuddyRequest::new(3)).unwrap().span();
+    let blocks: Vec<Span> = (0..500).map(take).collect();
+    let mut buddy = buddy.clone();
+    let free = || {
+        blocks
+            .iter()
+            .for_each(|&block| buddy.free(block, Content::Cleared))
+    };
+    assert_eq!(metered(0, free).1, 0);
+    buddy.check();
+
+    let mut ranges = RangeAllocator::new(Span::new(0, 1 << 40).unwrap());
+    for at in 0..500_u32 {
+        let request = RangeRequest::new(5).color(at % 3);
+        ranges.insert(&request.mode(Mode::Best)).unwrap();
+    }
+    let mut ranges = ranges.clone();
+    let free = || (0..250).for_each(|at| assert!(ranges.remove(at * 10).is_some()));
+    assert_eq!(metered(0, free).1, 0);
+    ranges.check();
+
+    let mut space = VaSpace::new(&[Zone::LOW]).unwrap();
+    let carve = |at: u32| space.carve("low", 4096, 1, at % 3).unwrap().start();
+    let starts: Vec<u64> = (0..500).map(carve).collect();
+    let mut space = space.clone();
+    let retire = || {
+        for &start in &starts {
+            space.retire(start, None);
+        }
+    };
+    assert_eq!(metered(0, retire).1, 0);
+    space.check();
+
+    let mut offsets = FakeOffsets::new();
+    for object in 0..500 {
+        offsets.add(object, 4096).unwrap();
+        offsets.allow(object, object % 7).unwrap();
+    }
+    let mut offsets = offsets.clone();
+    let remove = || (0..500).for_each(|object| offsets.remove(object));
+    assert_eq!(metered(0, remove).1, 0);
+    offsets.check();
 }

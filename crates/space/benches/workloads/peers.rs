@@ -59,7 +59,7 @@ macro_rules! sub_peer {
             type Live = NonZeroU32;
             fn new(trace: &Trace) -> Self {
                 // Live ranges, a hole for every four, and what quick lists keep apart.
-                let ranges = trace.slots / 4 * 5 + 1792;
+                let ranges = trace.most_live() / 4 * 5 + 1792;
                 let size = trace.pages * PAGE;
                 let space = SubAllocator::with_capacity(size, PAGE, $fit, ranges);
                 Self(space.expect("the space fits 32-bit pages"))
@@ -151,7 +151,7 @@ impl Peer for Offset {
     const NAME: &'static str = "offset-allocator";
     type Live = offset_allocator::Allocation;
     fn new(trace: &Trace) -> Self {
-        let nodes = (trace.slots * 2 + 16) as u32;
+        let nodes = (trace.most_live() * 2 + 16) as u32;
         Self(offset_allocator::Allocator::with_max_allocs(
             trace.pages as u32,
             nodes,

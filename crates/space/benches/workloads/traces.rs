@@ -41,6 +41,20 @@ pub(crate) struct Trace {
     pub(crate) ops: Vec<Op>,
 }
 
+impl Trace {
+    /// How many slots are ever taken at once, what fails counted.
+    pub(crate) fn most_live(&self) -> usize {
+        let mut taken = vec![false; self.slots];
+        let (mut live, mut most) = (0, 0);
+        for op in self.warm.iter().chain(&self.ops) {
+            let before = std::mem::replace(&mut taken[op.slot as usize], op.pages > 0);
+            live = live + usize::from(op.pages > 0) - usize::from(before);
+            most = most.max(live);
+        }
+        most
+    }
+}
+
 fn churn(
     name: String,
     (pages, live): (u64, usize),

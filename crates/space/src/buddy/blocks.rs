@@ -185,9 +185,12 @@ impl Blocks {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let sets = self.orders.iter().flat_map(|orders| &orders.sets);
+        let of_sets = |orders: &Orders| {
+            let sets = orders.sets.iter().map(BitTree::bytes);
+            sets.sum::<usize>() + orders.sets.capacity() * size_of::<BitTree>()
+        };
         let listed = self.listed.as_ref().map_or(0, OrderedMap::bytes);
-        sets.map(BitTree::bytes).sum::<usize>() + listed
+        self.orders.iter().map(of_sets).sum::<usize>() + listed
     }
 
     /// The bitmaps of a class, if it has any.

@@ -143,7 +143,9 @@ const QUICK_ORDERS: usize = 10;
 fn quick_list((first, count): (u64, u64)) -> Option<(usize, u32)> {
     let order = count.trailing_zeros() as usize;
     let is_natural = count.is_power_of_two() && first & (count - 1) == 0;
-    let start = u32::try_from(first).ok()?;
+    let start = u32::try_from(first)
+        .ok()
+        .filter(|&start| start < u32::MAX)?;
     (is_natural && order < QUICK_ORDERS).then_some((order, start))
 }
 
@@ -222,7 +224,7 @@ fn natural_order(count: u64) -> u32 {
 /// merge, whatever they hold: which parts of a merged block are cleared is kept beside it. Up to
 /// seven dirty blocks of each of the lowest ten orders, those that were freed last, wait for it: a
 /// request for one such block without conditions gets it as it is. They are merged before any
-/// request with conditions, or for several blocks, or that finds no free block of its order.
+/// request with conditions, or for several blocks, or that finds no free block long enough.
 ///
 /// Up to 2^28 chunks, a terabyte of pages, records are bitmaps of a fixed size. Larger spaces list
 /// their blocks, so that host memory is held for what a live block may be made of when it is freed:
@@ -347,8 +349,8 @@ impl Buddy {
     }
 
     /// Bytes of host memory held for records. They are fixed in spaces of up to 2^28 chunks, at
-    /// most eleven bits per chunk and 1 KiB. In larger ones they are at most 8 KiB per block of the
-    /// most that were ever live, and 32 KiB.
+    /// most eleven bits per chunk and 12 KiB. In larger ones they are at most 8 KiB per block of
+    /// the most that were ever live, and 32 KiB.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
         self.map.bytes() + self.live.bytes()

@@ -523,7 +523,12 @@ fn churn(seed: u64, make: impl Fn(u64) -> Result<Buddy, SpaceError>) {
         let before = (mm.free_bytes(), mm.largest_free());
         if rng.below(5) < 3 {
             let request = random_request(&mut rng, chunks);
-            match mm.alloc(&request) {
+            let answer = if request.contiguous && rng.below(2) == 0 {
+                mm.alloc_one(&request).map(|block| vec![block])
+            } else {
+                mm.alloc(&request)
+            };
+            match answer {
                 Ok(blocks) => {
                     let got: u64 = blocks.iter().map(|block| block.size).sum();
                     assert_eq!(got, request.size, "seed {seed} step {step}");
@@ -667,4 +672,52 @@ fn a_list_that_is_full_gives_its_oldest_block_to_be_merged() {
         assert_eq!(mm.alloc_one(&pages(1)), Ok(blocks[page]));
     }
     mm.check();
+}
+
+#[test]
+fn chunks_around_two_to_the_32_are_handed_out_and_given_back() {
+    let mut mm = Buddy::new(1 << 33, 1).unwrap();
+    for first in [u32::MAX - 1, u32::MAX]
+        .map(u64::from)
+        .into_iter()
+        .chain([1 << 32])
+    {
+        let there = Span::new(first, 1).unwrap();
+        for _ in 0..2 {
+            let block = mm.alloc_one(&BuddyRequest::new(1).within(there)).unwrap();
+            assert_eq!(block.span(), there);
+            mm.free(there, Content::Dirty);
+            assert!(is_refused(&mut mm, there));
+        }
+    }
+    assert_eq!(mm.largest_free(), mm.size());
+}
+
+#[test]
+fn a_block_that_waits_is_only_for_who_asks_for_exactly_such_a_one() {
+    let (mut mm, blocks) = full(16);
+    mm.free(blocks[5].span(), Content::Dirty);
+    for wrong in [pages(1).min_block(2 * PAGE), pages(1).align(2 * PAGE)] {
+        let error = mm.alloc_one(&wrong).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::NoSpace, "{wrong:?}");
+        mm.alloc_one(&pages(1)).unwrap();
+        mm.free(blocks[5].span(), Content::Dirty);
+    }
+    for size in [PAGE - 1, PAGE + 1, 2 * PAGE - 1] {
+        let error = mm.alloc_one(&BuddyRequest::new(size)).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{size}");
+    }
+}
+
+#[test]
+fn a_reset_reaches_blocks_that_wait() {
+    let (mut mm, blocks) = full(16);
+    mm.free(blocks[5].span(), Content::Dirty);
+    mm.reset(Content::Cleared);
+    assert_eq!(mm.cleared_bytes(), PAGE);
+    let block = mm.alloc_one(&pages(1)).unwrap();
+    assert_eq!(
+        (block.span(), block.content),
+        (blocks[5].span(), Content::Cleared)
+    );
 }

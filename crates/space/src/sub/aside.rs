@@ -5,8 +5,9 @@ use crate::quick::QuickLists;
 /// Shorter ranges, in units, have lists: one for each length, or rather two.
 const UNITS: u32 = 128;
 const LISTS: usize = 2 * UNITS as usize;
-/// A place at a multiple of so many units is for requests that need it: if others could have it,
-/// short ranges would soon lie wherever large alignments could be.
+/// A place that is so many times better aligned than its length alone would make it is for requests
+/// that need it: if others could have it, short ranges would soon lie wherever large alignments
+/// could be.
 const COARSE: u32 = 16;
 
 /// # Invariants
@@ -23,8 +24,19 @@ fn list(len: u32, is_coarse: bool) -> usize {
 }
 
 #[inline]
+fn is_coarse(start: u32, len: u32) -> bool {
+    start & (alignment(len) * COARSE).wrapping_sub(1) == 0
+}
+
+/// The largest power of two that divides a length that has a list.
+#[inline]
+fn alignment(len: u32) -> u32 {
+    len & len.wrapping_neg() & (UNITS - 1)
+}
+
+#[inline]
 fn list_of(start: u32, len: u32) -> usize {
-    list(len, start.is_multiple_of(COARSE))
+    list(len, is_coarse(start, len))
 }
 
 fn len_on(list: usize) -> u32 {
@@ -71,7 +83,7 @@ impl Aside {
         let least = align.trailing_zeros();
         let suitable = least..least + COARSE.trailing_zeros();
         let is_suitable = |start: u32| suitable.contains(&start.trailing_zeros());
-        let is_coarse = align >= u64::from(COARSE);
+        let is_coarse = align >= u64::from(alignment(len) * COARSE);
         self.0.take(list(len, is_coarse), is_suitable)
     }
 
@@ -102,5 +114,46 @@ impl Aside {
                 "unit {start} is on a wrong list"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_aligned_request_gets_no_place_that_is_sixteen_times_better() {
+        for (start, least) in [
+            (48, 16),
+            (64, 16),
+            (128, 16),
+            (512, 64),
+            (1536, 64),
+            (4096, 512),
+        ] {
+            let mut aside = Aside::new();
+            aside.push(start, 1);
+            let alignments = (4..13).map(|bit| 1_u64 << bit);
+            let served = alignments.filter(|&align| {
+                let found = aside.take_aligned(1, align) == Some(start);
+                if found {
+                    aside.push(start, 1);
+                }
+                found
+            });
+            let own = 1_u64 << start.trailing_zeros();
+            let expected = (4..13).map(|bit| 1 << bit);
+            let expected = expected.filter(|align| (least..=own).contains(align));
+            assert!(served.eq(expected), "{start}");
+            assert_eq!(aside.pop(1), None, "plain requests get none");
+        }
+    }
+
+    #[test]
+    fn what_is_good_for_a_length_is_relative_to_the_alignment_of_the_length() {
+        for (start, len, is_good) in [(16, 1, true), (8, 1, false), (64, 4, true), (32, 4, false)] {
+            assert_eq!(is_coarse(start, len), is_good, "{start} {len}");
+        }
+        assert!(is_coarse(1024, 64) && !is_coarse(512, 64) && is_coarse(0, 64));
     }
 }

@@ -39,11 +39,10 @@ impl Edge {
     }
 }
 
-/// Edges that a bucket holds, how many it has on average when the table grows, and how many it may
-/// have when there is no memory to grow.
+/// Edges that a bucket holds, and how many buckets have on average when there are as many holes as
+/// there is memory for.
 const SLOTS: usize = 12;
-const LOAD: usize = 8;
-const FULL_LOAD: usize = 11;
+const LOAD: usize = 11;
 /// A count of strays, or a reach, that says no more than "many".
 const MANY: u16 = u16::MAX;
 
@@ -98,11 +97,6 @@ impl Bucket {
     }
 
     #[inline]
-    fn has_strays(&self) -> bool {
-        self.strays().count > 0
-    }
-
-    #[inline]
     fn strays(&self) -> Strays {
         let [.., a, b, c, d] = self.tags;
         Strays {
@@ -145,7 +139,7 @@ impl Bucket {
     }
 }
 
-/// Where an address belongs, until the table grows.
+/// Where an address belongs, until the table is made anew.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Home {
     bucket: usize,
@@ -167,36 +161,37 @@ impl Hints {
     }
 }
 
-/// A linear hash table: it grows by one bucket at a time, in memory that was reserved before, so
-/// that it is never larger than the holes there have been need, and no operation pays for a
-/// rehash of all. The address of an edge is not stored: it is that of the hole.
+/// A hash table of a size that only [`reserve`](Self::reserve) changes. The address of an edge is
+/// not stored: it is that of the hole.
 ///
-/// An edge whose bucket is full goes to the next one in the bucket's probe sequence that is not:
-/// first down to bucket 0, then up. The sequence does not depend on the number of buckets.
+/// An edge whose bucket is full goes to the next one that is not.
 ///
 /// # Invariants
-/// There are more slots than edges. There are between `low + 1` and `2 * low + 1` buckets,
-/// `low + 1` being a power of two.
+/// There are more slots than edges.
 #[derive(Clone, Debug)]
 pub(super) struct Edges {
     buckets: Vec<Bucket>,
-    low: u32,
     used: usize,
 }
 
-/// Bits of an address that choose the bucket.
+/// Bits of an address that choose the bucket, the highest first.
 #[cfg(test)]
 pub(super) fn bucket_bits(address: u32) -> u32 {
-    hash(address).0
+    hash(address)
 }
 
-/// Bits of an address that choose the bucket, and the tag, never 0.
 #[inline]
-fn hash(address: u32) -> (u32, u8) {
+fn hash(address: u32) -> u32 {
     // Fibonacci hashing: neighbouring addresses land far apart.
     let product = u64::from(address).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let tag = (product >> 56) as u8;
-    ((product >> 32) as u32, tag + u8::from(tag == 0))
+    (product >> 32) as u32
+}
+
+/// The tag of an address by its hash, never 0: the bits that decide least of the bucket.
+#[inline]
+fn tag_of(hash: u32) -> u8 {
+    let [tag, ..] = hash.to_le_bytes();
+    tag + u8::from(tag == 0)
 }
 
 impl Edges {
@@ -204,41 +199,48 @@ impl Edges {
     pub(super) const fn new() -> Self {
         Self {
             buckets: Vec::new(),
-            low: 0,
             used: 0,
         }
     }
 
     /// Makes sure that `edges` can be in the table without further memory.
-    pub(super) fn reserve(&mut self, edges: usize) -> Result<(), SpaceError> {
-        let buckets = edges.div_ceil(FULL_LOAD).max(1);
+    pub(super) fn reserve(&mut self, edges: usize, bins: &Bins) -> Result<(), SpaceError> {
+        let count = edges.div_ceil(LOAD).max(1);
         if u32::try_from(edges).is_err() {
             // An edge has 31 bits for the number of its hole.
             return Err(SpaceError::MetadataExhausted);
         }
-        self.buckets
-            .try_reserve_exact(buckets.saturating_sub(self.buckets.len()))
+        if count <= self.buckets.len() {
+            return Ok(());
+        }
+        let mut buckets = Vec::new();
+        buckets
+            .try_reserve_exact(count)
             .map_err(|_| SpaceError::MetadataExhausted)?;
-        if self.buckets.is_empty() {
-            self.buckets.push(Bucket::EMPTY);
+        buckets.resize(count, Bucket::EMPTY);
+        let old = core::mem::replace(&mut self.buckets, buckets);
+        self.used = 0;
+        for bucket in &old {
+            for slot in bucket.used() {
+                let edge = bucket.edge(slot);
+                self.insert(self.home(bins.address(edge)), edge);
+            }
         }
         Ok(())
     }
 
     pub(super) fn room(&self) -> usize {
-        self.buckets.capacity() * FULL_LOAD
+        self.buckets.len() * LOAD
     }
 
     #[inline]
     pub(super) fn home(&self, address: u32) -> Home {
-        let (hash, tag) = hash(address);
-        let wide = (hash & (self.low << 1 | 1)) as usize;
-        let bucket = if wide < self.buckets.len() {
-            wide
-        } else {
-            (hash & self.low) as usize
-        };
-        Home { bucket, tag }
+        let hash = hash(address);
+        let scaled = u64::from(hash) * self.buckets.len() as u64;
+        Home {
+            bucket: (scaled >> 32) as usize,
+            tag: tag_of(hash),
+        }
     }
 
     /// Where the edge of a home's address may be.
@@ -272,7 +274,7 @@ impl Edges {
     #[cold]
     fn find_stray(&self, home: Home, is: &dyn Fn(Edge) -> bool) -> Option<(usize, u32)> {
         (1..self.steps(home.bucket)).find_map(|step| {
-            let at = probe(home.bucket, step);
+            let at = self.probe(home.bucket, step);
             let bucket = &self.buckets[at];
             let mut found = bucket.tagged(home.tag);
             let slot = found.find(|&slot| is(bucket.edge(slot)))?;
@@ -280,7 +282,15 @@ impl Edges {
         })
     }
 
-    /// The steps of a probe sequence that may lead to strays, step 0 included.
+    /// The bucket that is so many steps behind another.
+    fn probe(&self, home: usize, step: usize) -> usize {
+        #[cfg(test)]
+        crate::testing::step();
+        let at = home + step;
+        at.checked_sub(self.buckets.len()).unwrap_or(at)
+    }
+
+    /// The steps behind a bucket that may lead to its strays, step 0 included.
     fn steps(&self, home: usize) -> usize {
         match self.buckets[home].strays().reach {
             MANY => self.buckets.len(),
@@ -290,6 +300,8 @@ impl Edges {
 
     #[inline]
     pub(super) fn insert(&mut self, home: Home, edge: Edge) {
+        #[cfg(test)]
+        crate::testing::step();
         self.used += 1;
         let bucket = &mut self.buckets[home.bucket];
         match bucket.tagged(0).next() {
@@ -301,7 +313,7 @@ impl Edges {
     #[cold]
     fn insert_stray(&mut self, home: Home, edge: Edge) {
         let free = (1..self.buckets.len()).find_map(|step| {
-            let bucket = probe(home.bucket, step);
+            let bucket = self.probe(home.bucket, step);
             let slot = self.buckets[bucket].tagged(0).next()?;
             Some((step, bucket, slot))
         });
@@ -336,63 +348,6 @@ impl Edges {
         self.buckets[home.bucket].forget_stray();
     }
 
-    /// Whether the table should [`grow`](Self::grow) by a bucket.
-    #[inline]
-    pub(super) fn is_crowded(&self) -> bool {
-        self.used > (self.low as usize + 1) * LOAD
-    }
-
-    /// Adds a bucket, if there is memory for it, and moves what belongs there.
-    #[cold]
-    pub(super) fn grow(&mut self, bins: &Bins) {
-        if self.buckets.len() == self.buckets.capacity() {
-            return;
-        }
-        let new = self.buckets.len();
-        let old = new - (self.low as usize + 1);
-        self.buckets.push(Bucket::EMPTY);
-        let had_strays = self.buckets[old].has_strays();
-        for step in 0..self.steps(old) {
-            let at = probe(old, step);
-            for slot in self.buckets[at].used() {
-                let edge = self.buckets[at].edge(slot);
-                let (hash, tag) = hash(bins.address(edge));
-                let bucket = (hash & (self.low << 1 | 1)) as usize;
-                if (bucket == old || bucket == new) && bucket != at {
-                    self.buckets[at].tags[slot as usize] = 0;
-                    self.used -= 1;
-                    self.insert(Home { bucket, tag }, edge);
-                }
-            }
-        }
-        if new == self.low as usize * 2 + 1 {
-            self.low = self.low << 1 | 1;
-        }
-        if had_strays {
-            self.count_strays(old, bins);
-            self.count_strays(new, bins);
-        }
-    }
-
-    /// Counts the strays of a bucket anew.
-    fn count_strays(&mut self, home: usize, bins: &Bins) {
-        let (mut strays, mut reach) = (0, 0);
-        for step in 1..self.steps(home) {
-            let bucket = &self.buckets[probe(home, step)];
-            let belongs = |slot: &u32| self.home(bins.address(bucket.edge(*slot))).bucket == home;
-            let found = bucket.used().filter(belongs).count();
-            if found > 0 {
-                strays += found;
-                reach = step;
-            }
-        }
-        let narrow = |count| u16::try_from(count).unwrap_or(MANY);
-        self.buckets[home].set_strays(Strays {
-            count: narrow(strays),
-            reach: narrow(reach),
-        });
-    }
-
     pub(super) fn len(&self) -> usize {
         self.used
     }
@@ -402,14 +357,20 @@ impl Edges {
     /// # Panics
     /// When strays are miscounted, or there are more or fewer edges than are counted.
     pub(super) fn check(&self, bins: &Bins) {
-        let mut recounted = self.clone();
-        for (home, bucket) in self.buckets.iter().enumerate() {
-            recounted.count_strays(home, bins);
-            let count = recounted.buckets[home].strays().count;
-            let counted = bucket.strays().count;
+        let mut strays = alloc::vec![0_usize; self.buckets.len()];
+        for (at, bucket) in self.buckets.iter().enumerate() {
+            for slot in bucket.used() {
+                let home = self.home(bins.address(bucket.edge(slot))).bucket;
+                strays[home] += usize::from(home != at);
+                let found = (0..self.steps(home)).any(|step| self.probe(home, step) == at);
+                assert!(found, "a stray of bucket {home} is out of its reach");
+            }
+        }
+        for (home, (bucket, count)) in self.buckets.iter().zip(strays).enumerate() {
+            let noted = bucket.strays().count;
             assert!(
-                counted == count || counted == MANY,
-                "bucket {home} counts {counted} strays of {count}"
+                usize::from(noted) == count || noted == MANY,
+                "bucket {home} counts {noted} strays of {count}"
             );
         }
         let edges: usize = self
@@ -423,9 +384,4 @@ impl Edges {
     pub(super) fn bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>()
     }
-}
-
-/// The bucket at a step of the probe sequence of bucket `home`.
-fn probe(home: usize, step: usize) -> usize {
-    home.checked_sub(step).unwrap_or(step)
 }

@@ -33,7 +33,7 @@ impl Holes {
     /// Makes sure that `count` holes can exist without further memory.
     pub(super) fn reserve(&mut self, count: usize) -> Result<(), SpaceError> {
         self.bins.reserve(count)?;
-        self.edges.reserve(2 * count)
+        self.edges.reserve(2 * count, &self.bins)
     }
 
     /// How many holes can exist without further memory.
@@ -114,9 +114,6 @@ impl Holes {
         let id = self.bins.add(start, end - start);
         self.edges.insert(homes[0], Edge::new(id, Side::Start));
         self.edges.insert(homes[1], Edge::new(id, Side::End));
-        if self.edges.is_crowded() {
-            self.edges.grow(&self.bins);
-        }
     }
 
     #[inline(always)]

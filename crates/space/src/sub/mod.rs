@@ -55,8 +55,9 @@ const MOST_FREED: u32 = 2;
 /// around them only when more of their length are freed, or a request would fail otherwise: see
 /// [`coalesce`](Self::coalesce).
 ///
-/// Freeing something that is not live is caught when it was freed lately, or is joined to a hole
-/// and overlaps another at its edges; with debug assertions, always when it does the latter.
+/// Freeing something that is not live is caught when it was freed lately and is still as it was, or
+/// is joined to holes and overlaps one at its edges; with debug assertions, always when it does the
+/// latter. What is not caught may make a later call panic, any that joins.
 ///
 /// # Examples
 /// ```
@@ -169,7 +170,8 @@ impl SubAllocator {
         u64::from(self.free) << self.shift
     }
 
-    /// Length of the longest hole, after [`coalesce`](Self::coalesce).
+    /// Length of the longest hole, after [`coalesce`](Self::coalesce), which may change where later
+    /// ranges lie.
     #[must_use]
     pub fn largest_hole(&mut self) -> u64 {
         self.coalesce();
@@ -189,11 +191,11 @@ impl SubAllocator {
         self.free == self.units
     }
 
-    /// Bytes of host memory held for records: at most 32 per range of the most that were ever
-    /// live, or reserved for, at once, and 16 KiB.
+    /// Bytes of host memory held for records: at most 48 per range of the most that were ever
+    /// live, or reserved for, at once, and 16 KiB, most of which are in the value itself.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
-        self.holes.bytes()
+        self.holes.bytes() + size_of::<Self>()
     }
 
     /// Takes `size` bytes, rounded up to units, at a multiple of `align`, a power of two. Alignment
@@ -221,19 +223,19 @@ impl SubAllocator {
     /// Does what [`alloc`](Self::alloc) does, when that has no range at hand.
     #[inline(never)]
     fn alloc_searching(&mut self, units: u64, size: u64, align: u64) -> Result<u64, SpaceError> {
-        let len = u32::try_from(units).unwrap_or(u32::MAX);
-        if len == 0 || len > self.free || align & align.wrapping_sub(1) != 0 {
+        let is_power = align & align.wrapping_sub(1) == 0;
+        let len = u32::try_from(units).ok().filter(|&len| len <= self.free);
+        let Some(len @ 1..) = len.filter(|_| is_power) else {
             return Err(self.refuse(size, align));
-        }
+        };
         let align_units = align >> self.shift;
         let mut start = None;
         if align_units > 1 {
             start = self.aside.take_aligned(len, align_units);
         }
         if start.is_none() {
-            let ranges = self.apart + self.holes.len();
-            if ranges >= self.room {
-                self.reserve(ranges + ranges / 2 + 16)?;
+            if self.apart + self.holes.len() >= self.room {
+                self.make_room()?;
             }
             start = self.take(len, align_units);
             if start.is_none() {
@@ -247,6 +249,16 @@ impl SubAllocator {
         self.freed = 0;
         self.free -= len;
         Ok(u64::from(start) << self.shift)
+    }
+
+    #[cold]
+    fn make_room(&mut self) -> Result<(), SpaceError> {
+        self.coalesce();
+        let ranges = self.apart + self.holes.len();
+        if ranges >= self.room {
+            self.reserve(ranges + ranges / 2 + 16)?;
+        }
+        Ok(())
     }
 
     #[cold]
@@ -320,7 +332,8 @@ impl SubAllocator {
         }
     }
 
-    /// Every hole, in no order, after [`coalesce`](Self::coalesce).
+    /// Every hole, in no order, after [`coalesce`](Self::coalesce), which may change where later
+    /// ranges lie.
     pub fn holes(&mut self) -> impl Iterator<Item = Span> + '_ {
         self.coalesce();
         self.bounds_of_holes().map(|(start, end)| {

@@ -2,7 +2,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
-use crate::testing::Rng;
+use crate::testing::{Rng, assert_subquadratic};
 
 #[test]
 fn bins_cover_all_lengths_without_gap_and_in_order() {
@@ -181,6 +181,72 @@ fn a_short_range_that_was_freed_lately_is_handed_out_as_it_is() {
 }
 
 #[test]
+fn a_request_between_two_frees_begins_a_new_row() {
+    let mut space = full_of(5, 100, Fit::Fast);
+    let mut waiting = |at: Option<u64>| {
+        match at {
+            Some(at) => space.free(at * 5, 5),
+            None => assert!(space.alloc(5, 1).is_ok()),
+        }
+        space.aside.len()
+    };
+    let row = [
+        Some(10),
+        Some(20),
+        Some(30),
+        None,
+        Some(50),
+        Some(60),
+        Some(70),
+    ];
+    assert_eq!(row.map(&mut waiting), [1, 2, 2, 1, 2, 3, 3]);
+    // The hole that grew last takes what is beside it at once.
+    let mut space = full_of(5, 100, Fit::Fast);
+    (40..60).for_each(|at| space.free(at * 5, 5));
+    space.alloc(1000, 1).unwrap_err();
+    (40..45).for_each(|_| assert!(space.alloc(5, 1).is_ok()));
+    space.free(60 * 5, 5);
+    assert_eq!(space.aside.len(), 0);
+    assert_eq!(space.largest_hole(), 16 * 5);
+    space.check();
+}
+
+#[test]
+#[should_panic(expected = "partly free already")]
+fn freeing_more_than_a_range_up_to_the_end_of_a_hole_is_a_bug() {
+    let mut space = full_of(200, 10, Fit::Tight);
+    (0..3).for_each(|at| space.free(at * 200, 200));
+    space.free(4 * 200, 200);
+    // Range 3 lies between the hole that grew last and another, and is said to contain that.
+    space.free(3 * 200, 400);
+}
+
+#[test]
+#[should_panic(expected = "never handed out")]
+fn freeing_at_a_part_of_a_unit_is_a_bug() {
+    let mut space = SubAllocator::new(1 << 20, 16, Fit::Fast).unwrap();
+    let offset = space.alloc(64, 16).unwrap();
+    space.free(offset + 8, 48);
+}
+
+#[test]
+fn ranges_of_every_length_come_back_as_they_were_freed() {
+    for len in 1..128 {
+        let mut space = full_of(len, 100, Fit::Fast);
+        // All of these lie at multiples of their length, and most at no better place.
+        let again = (0..100).filter(|&at| {
+            space.free(at * len, len);
+            let asides = space.aside.len();
+            let start = space.alloc(len, 1).unwrap();
+            assert_eq!(start, at * len);
+            asides == 1 && space.aside.len() == 0
+        });
+        assert!(again.count() > 90, "{len}");
+        space.check();
+    }
+}
+
+#[test]
 fn what_was_freed_is_joined_before_a_request_fails() {
     for fit in [Fit::Fast, Fit::Tight] {
         let mut space = full_of(4, 16, fit);
@@ -232,6 +298,19 @@ fn requests_that_can_never_be_served_say_why() {
     let error = space.alloc(1 << 20, 1).unwrap_err();
     assert_eq!(error.kind(), crate::ErrorKind::NoSpace);
     assert!(SubAllocator::new(1 << 50, 1, Fit::Fast).is_err());
+    // As many units as there can be, and none too many.
+    for fit in [Fit::Fast, Fit::Tight] {
+        let most = u64::from(u32::MAX) << 8;
+        let mut space = SubAllocator::new(most, 256, fit).unwrap();
+        for size in [most + 1, 1 << 42, u64::MAX] {
+            for align in [1, 1 << 63] {
+                assert_eq!(space.alloc(size, align), invalid("size", size));
+            }
+        }
+        assert_eq!(space.alloc(most, 1 << 63), Ok(0));
+        space.free(0, most);
+        space.check();
+    }
 }
 
 #[test]
@@ -327,7 +406,7 @@ fn every_other_unit_can_be_a_hole_and_all_of_them_be_found_again() {
 #[test]
 fn holes_whose_addresses_all_hash_alike_are_found() {
     // Far more than a bucket holds have one home, in small tables and in grown ones.
-    let alike = |address: u32| edges::bucket_bits(address) & 0xff == 0;
+    let alike = |address: u32| edges::bucket_bits(address) >> 24 == 0;
     let mut space = filled(1 << 17);
     let starts: Vec<u64> = (1..1 << 17_u32)
         .filter(|&address| alike(address))
@@ -370,4 +449,25 @@ fn freeing_inside_the_hole_that_grew_last_is_a_bug_and_changes_nothing() {
     assert!(std::panic::catch_unwind(twice).is_err());
     assert_eq!(space.free_bytes(), before);
     space.check();
+}
+
+#[test]
+fn operations_take_no_longer_for_there_being_many_holes() {
+    // Each of these ranges leaves a hole behind it: as many holes as there can be.
+    let spaced = |space: &mut SubAllocator, count: u64| {
+        let mut rng = Rng(11);
+        let mut live: Vec<u64> = (0..count).map(|_| space.alloc(20, 32).unwrap()).collect();
+        for _ in 0..count {
+            let at = usize::try_from(rng.below(count)).unwrap();
+            space.free(live[at], 20);
+            live[at] = space.alloc(20, 32).unwrap();
+        }
+    };
+    for reserved in [0, 1, 2] {
+        let make = |count: u64| {
+            let ranges = usize::try_from(reserved * count).unwrap();
+            SubAllocator::with_capacity(40 * count, 1, Fit::Tight, ranges).unwrap()
+        };
+        assert_subquadratic(1 << 10, make, spaced);
+    }
 }
