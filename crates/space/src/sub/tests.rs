@@ -200,6 +200,10 @@ fn a_request_between_two_frees_begins_a_new_row() {
         Some(70),
     ];
     assert_eq!(row.map(&mut waiting), [1, 2, 2, 1, 2, 3, 3]);
+    // As much when it is served from a hole.
+    assert_eq!(space.alloc(4, 1).map(|start| start % 5), Ok(0));
+    space.free(80 * 5, 5);
+    assert_eq!(space.aside.len(), 4);
     // The hole that grew last takes what is beside it at once.
     let mut space = full_of(5, 100, Fit::Fast);
     (40..60).for_each(|at| space.free(at * 5, 5));
