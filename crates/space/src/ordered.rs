@@ -4,9 +4,8 @@
 //! any insertion. Here [`reserve`](OrderedMap::reserve) asks, and nothing else does: whoever has
 //! reserved may insert, and removing never needs anything.
 
-use crate::store::Store;
-
 use crate::SpaceError;
+use crate::store::Store;
 
 /// No node. Its record exists as soon as any does, and keeps level 0.
 const NIL: u32 = 0;

@@ -27,6 +27,14 @@ pub(super) struct Word {
     sizes: u64,
 }
 
+impl Word {
+    /// Whether `sizes` is the length of the block before, whose own the word is.
+    #[inline]
+    fn is_length(self) -> bool {
+        self.sizes & 0b11 == 0b11 && self.starts & 0b11 == 0
+    }
+}
+
 /// What the first of the words that are all a block's own has in `sizes`, when `rest` chunks begin
 /// there.
 #[inline]
@@ -86,15 +94,7 @@ impl Live {
     #[inline]
     pub(super) fn insert(&mut self, first: u64, count: u64) {
         match self {
-            Self::Dense(words) => {
-                let (at, bit) = place(first);
-                let word = &mut words[at];
-                word.starts |= 1 << bit;
-                match count.checked_sub(CHUNKS - bit) {
-                    None | Some(0) => word.sizes |= 1 << (bit + count - 1),
-                    Some(rest) => words[at + 1].sizes |= mark(rest),
-                }
-            }
+            Self::Dense(words) => flip(words, first, count),
             Self::Listed(blocks) => blocks.insert(first, count),
         }
     }
@@ -112,14 +112,7 @@ impl Live {
     #[inline]
     pub(super) fn remove(&mut self, first: u64, count: u64) {
         match self {
-            Self::Dense(words) => {
-                let (at, bit) = place(first);
-                words[at].starts ^= 1 << bit;
-                match count.checked_sub(CHUNKS - bit) {
-                    None | Some(0) => words[at].sizes ^= 1 << (bit + count - 1),
-                    Some(rest) => words[at + 1].sizes ^= mark(rest),
-                }
-            }
+            Self::Dense(words) => flip(words, first, count),
             Self::Listed(blocks) => {
                 blocks.remove(first);
             }
@@ -149,6 +142,17 @@ impl Live {
     }
 }
 
+/// Notes a block where none is, or takes the note of one away.
+#[inline]
+fn flip(words: &mut [Word], first: u64, count: u64) {
+    let (at, bit) = place(first);
+    words[at].starts ^= 1 << bit;
+    match count.checked_sub(CHUNKS - bit) {
+        None | Some(0) => words[at].sizes ^= 1 << (bit + count - 1),
+        Some(rest) => words[at + 1].sizes ^= mark(rest),
+    }
+}
+
 /// How long the block that starts at `first` is.
 fn noted_length(words: &[Word], first: u64) -> u64 {
     let (at, bit) = place(first);
@@ -158,8 +162,7 @@ fn noted_length(words: &[Word], first: u64) -> u64 {
     if own != 0 && (others == 0 || own.trailing_zeros() < others.trailing_zeros()) {
         return u64::from(own.trailing_zeros()) + 1;
     }
-    let is_long = next.sizes & 0b11 == 0b11 && next.starts & 0b11 == 0;
-    let rest = if is_long {
+    let rest = if next.is_length() {
         next.sizes >> 2
     } else {
         u64::from(next.sizes.trailing_zeros()) + 1
@@ -184,8 +187,7 @@ fn is_noted(words: &[Word], first: u64, count: u64) -> bool {
         return starts_here && next.starts == 0 && next.sizes == mark(rest);
     }
     let own = u64::MAX >> (CHUNKS - rest);
-    let is_longer = next.sizes & 0b11 == 0b11 && next.starts & 0b11 == 0;
-    starts_here && next.starts & own == 0 && next.sizes & own == mark(rest) && !is_longer
+    starts_here && next.starts & own == 0 && next.sizes & own == mark(rest) && !next.is_length()
 }
 
 #[cfg(test)]

@@ -444,30 +444,24 @@ impl Buddy {
         match quick_list((first, count)) {
             Some((list, start)) if content == Content::Dirty => {
                 if let Some(oldest) = self.quick.push(list, start) {
-                    self.merge(u64::from(oldest), count);
+                    self.merge(u64::from(oldest), count, Class::Dirty);
                 }
             }
-            _ => {
-                self.bury(first, count);
-                self.map.give(first, count, class(content));
-            }
+            _ => self.merge(first, count, class(content)),
         }
     }
 
-    /// Merges a block, which holds anything, with its free buddies.
-    fn merge(&mut self, first: u64, count: u64) {
+    /// Merges a block that is recorded as live with its free buddies.
+    fn merge(&mut self, first: u64, count: u64, held: Class) {
         self.bury(first, count);
-        self.map.give(first, count, Class::Dirty);
+        self.map.give(first, count, held);
     }
 
-    /// Merges all blocks that wait for it. Returns whether there were any.
-    fn coalesce(&mut self) -> bool {
-        let mut any = false;
+    /// Merges all blocks that wait for it.
+    fn coalesce(&mut self) {
         while let Some((order, start)) = self.quick.pop_any() {
-            self.merge(u64::from(start), 1 << order);
-            any = true;
+            self.merge(u64::from(start), 1 << order, Class::Dirty);
         }
-        any
     }
 
     /// Shrinks the live block at a span to `keep`; the rest is free again and holds `content`.
@@ -604,10 +598,10 @@ impl Buddy {
     fn alloc_quick(&mut self, request: &BuddyRequest) -> Option<Block> {
         let count = self.plain(request)?;
         let order = count.trailing_zeros() as usize;
-        let first = count
-            .is_power_of_two()
-            .then(|| self.quick.pop(order))
-            .flatten()?;
+        if !count.is_power_of_two() {
+            return None;
+        }
+        let first = self.quick.pop(order)?;
         Some(Block {
             offset: u64::from(first) << self.shift,
             size: request.size,

@@ -2,9 +2,8 @@
 
 use alloc::vec::Vec;
 
-use crate::store::Store;
-
 use crate::SpaceError;
+use crate::store::Store;
 
 /// No hole.
 const NONE: u32 = 0;

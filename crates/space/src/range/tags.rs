@@ -1,9 +1,8 @@
 //! A number for each segment: the colour of a live range, the place in the index of a hole.
 
-use crate::store::Store;
-
 use super::slots::{PARTS, SLOTS, Slots, shift_down, shift_up};
 use crate::SpaceError;
+use crate::store::Store;
 
 /// The numbers of the segments of all leaves.
 ///

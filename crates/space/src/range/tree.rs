@@ -11,13 +11,12 @@
     reason = "children of a node number at most 64"
 )]
 
-use crate::store::Store;
-
 use super::inner::{FANOUT, Inner, Wanted};
 use super::leaf::{Leaf, Segment, Side};
 use super::slots::{PARTS, SLOTS};
 use super::tags::Tags;
 use crate::SpaceError;
+use crate::store::Store;
 
 /// Inner levels: nodes are numbered by 32 bits, and a level is added only when sixteen times as
 /// many leaves were made.

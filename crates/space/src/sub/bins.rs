@@ -1,8 +1,7 @@
 //! Holes by length, in segregated lists.
 
-use crate::store::Store;
-
 use super::edges::{Edge, Side};
+use crate::store::Store;
 
 /// No hole: the number 0 stands for none, and its record is never read for content.
 pub(super) const NONE: u32 = 0;

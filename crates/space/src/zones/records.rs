@@ -1,8 +1,7 @@
 //! Records of carved ranges, and which of the retired ones waits for the least.
 
-use crate::store::Store;
-
 use crate::SpaceError;
+use crate::store::Store;
 
 /// No record: number 0 stands for none, and its rank is 0.
 pub(super) const NONE: u32 = 0;
